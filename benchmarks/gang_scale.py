@@ -33,7 +33,7 @@ from orchestrator.daemon.loop import Loop
 from orchestrator.runtime.gangs.launch_spec import Places, rank_plans
 from orchestrator.runtime.memory.cluster import MemoryCluster
 from orchestrator.runtime.memory.gangs import MemoryGangs
-from orchestrator.runtime.memory.scripts import Script
+from orchestrator.runtime.memory.ranks import Script
 from orchestrator.runtime.ranks.logs import LogLimits
 from orchestrator.spec.job import parse_job
 from orchestrator.spec.paths import Paths
@@ -191,14 +191,14 @@ async def _run(ranks: int, slices: Slices, home: Path) -> Cost:
         until = cluster.agenda.next_at or wake_at or BEGAN_AT
         slices.simulated(lambda until=until: cluster.run_until(until))  # type: ignore[misc]  # mypy cannot infer a default's type
         wake_at = await loop.step()
-        launched = await _planned(loop.jobs.get(job.id), launched, home)
+        launched = _planned(loop.jobs.get(job.id), launched, home)
     seconds = time.process_time() - began - slices.aside
     store.close()
     assert [job.state for job in ended] == [JobState.SUCCEEDED], ended
     return Cost(seconds, slices.longest)
 
 
-async def _planned(job: Job | None, launched: int, home: Path) -> int:
+def _planned(job: Job | None, launched: int, home: Path) -> int:
     """Make an attempt's plans after its actors answered, as ``runtime.gangs.launching`` does; return its number."""
     if job is None or not job.seats or job.attempt_number == launched:
         return launched

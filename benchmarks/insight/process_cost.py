@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from orchestrator.runtime.ranks.evidence.process_watch import ProcessWatch
+from orchestrator.runtime.ranks.process_inspector import ProcessWatch
 
 ROOT: Final = Path(__file__).parents[2]
 SECONDS: Final = 3600

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     )
     from orchestrator.core.events import GitState
     from orchestrator.core.ids import JobId
-    from orchestrator.runtime.ranks.sessions.messages import SessionMessage, SessionOutput, SessionRequest
+    from orchestrator.runtime.ranks.session_messages import SessionMessage, SessionOutput, SessionRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,8 +71,8 @@ if TYPE_CHECKING:
     from orchestrator.daemon.submitting.under_way import SubmissionsUnderWay
     from orchestrator.runtime.cluster.cluster import Cluster
     from orchestrator.runtime.exporters.exporters import Exporters
-    from orchestrator.runtime.gangs.files.job_files import JobFiles
     from orchestrator.runtime.gangs.gangs import Gangs
+    from orchestrator.runtime.gangs.job_files import JobFiles
     from orchestrator.runtime.gangs.rank_rpc import GangCalls
     from orchestrator.runtime.pools import Pools
     from orchestrator.spec.settings import Settings
@@ -284,7 +284,7 @@ def _jobs(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes) -> Jobs:
 
 def _parts(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Jobs) -> Parts:
     shutdown = Shutdown(ground.stop, loop, ground.changes, lambda: ground.background.failure is not None, ground.log)
-    known, blind = runtime.cluster.nodes, runtime.files.blind
+    known, blind = runtime.cluster.nodes, runtime.files.unable_to_read
     table = GpuTable(known, runtime.exporters, live_jobs(loop))
     queries = NodeQueries(known, loop, ground.quarantine, runtime.exporters, blind=blind, rows=table.rows)
     health = DaemonHealth(

@@ -20,8 +20,8 @@ from orchestrator.runtime.cluster.cluster import Cluster, ClusterOptions
 from orchestrator.runtime.exporters.actor import ExporterAccess
 from orchestrator.runtime.exporters.exporters import Exporters
 from orchestrator.runtime.exporters.gpu_evidence import gpu_evidence
-from orchestrator.runtime.gangs.assembly import ray_gangs
-from orchestrator.runtime.gangs.files.job_files import JobFiles
+from orchestrator.runtime.gangs.gangs import ray_gangs
+from orchestrator.runtime.gangs.job_files import JobFiles
 from orchestrator.runtime.gangs.launching import LaunchSettings
 from orchestrator.runtime.names import placement_group_name
 from orchestrator.runtime.nodes.directories import page_directory

@@ -51,8 +51,7 @@ class RuntimeSide:
             await self._fork_servers.warm()
 
     async def settle(self) -> None:
-        """Free what an earlier daemon left; start the exporters, then as many idle workers as they took for the first job."""
-        self._gangs.settle()
+        """Start the exporters, then as many idle workers as they took for the first job."""
         await self._exporters.refresh()
         await self._cluster.warm()
 

@@ -10,8 +10,7 @@ import pytest
 from orchestrator.runtime.memory.cluster import MemoryCluster
 from orchestrator.runtime.memory.faults import ActorDies, NodeLost, RankDies
 from orchestrator.runtime.memory.gangs import MemoryGangs
-from orchestrator.runtime.memory.injection import inject
-from orchestrator.runtime.memory.scripts import Script
+from orchestrator.runtime.memory.ranks import Script
 from tests.contract.runtime_contract import GPUS, Arm, Does, RuntimeContract
 from tests.unit.core.builders import T0, node
 
@@ -78,13 +77,13 @@ class MemoryArm(Arm):
         return len(self.cluster.processes.of(job.id))
 
     def kill_rank(self, job: Job, rank: int) -> None:
-        inject(self.cluster, RankDies(job=job.id, rank=rank))
+        RankDies(job=job.id, rank=rank).inject(self.cluster)
 
     def kill_actor(self, job: Job, rank: int) -> None:
-        inject(self.cluster, ActorDies(job=job.id, rank=rank))
+        ActorDies(job=job.id, rank=rank).inject(self.cluster)
 
     async def lose_node(self, node_id: str) -> None:
-        inject(self.cluster, NodeLost(node=node_id))
+        NodeLost(node=node_id).inject(self.cluster)
 
 
 @pytest.fixture

@@ -20,9 +20,8 @@ from orchestrator.core.cluster import Node
 from orchestrator.core.job.record import Job
 from orchestrator.private_files import remove_private
 from orchestrator.runtime.cluster.cluster import Cluster, ClusterOptions
-from orchestrator.runtime.gangs.assembly import ray_gangs
-from orchestrator.runtime.gangs.files.job_files import JobFiles
-from orchestrator.runtime.gangs.gangs import Gangs
+from orchestrator.runtime.gangs.gangs import Gangs, ray_gangs
+from orchestrator.runtime.gangs.job_files import JobFiles
 from orchestrator.runtime.gangs.launching import LaunchSettings
 from orchestrator.runtime.names import placement_group_name
 from orchestrator.runtime.nodes.directories import page_directory

@@ -8,7 +8,6 @@ import fcntl
 import os
 import socket
 import sys
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -17,14 +16,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.core.events import Exit
 from orchestrator.core.facts.memory import KernelMessage
 from orchestrator.runtime.forkserver import wire
-from orchestrator.runtime.ranks.launch.start import RankStarter
 from orchestrator.runtime.ranks.launch_spec import RankPlan
+from orchestrator.runtime.ranks.rank_actor import RankActor
 from orchestrator.runtime.ranks.rank_events import PollCursor, PollReply, RankEvent
-from orchestrator.runtime.ranks.supervisor import RankSupervisor
-from orchestrator.runtime.spawn.lifeline import ForkServerRefusedError
+from orchestrator.runtime.ranks.start import RankStarter
+from orchestrator.runtime.spawn.client import ForkServerRefusedError
 from orchestrator.runtime.spawn.rank_locks import rank_lock_path
 from orchestrator.train.script.progress import ProgressPage
 from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, running_server
@@ -43,11 +41,13 @@ async def nobody_starts_one(_plan: RankPlan) -> None:
     await asyncio.sleep(0)
 
 
-def make_host(tmp_path: Path, **changes: float) -> RankSupervisor:
-    return RankSupervisor(
+def make_host(tmp_path: Path, **changes: float) -> RankActor:
+    return RankActor(
         job_id="job-aaaaaa",
         rank=0,
-        node_dir=tmp_path / "node",
+        node_dir=str(tmp_path / "node"),
+        attempt=1,
+        leased=False,
         start_fork_server=nobody_starts_one,
         **changes,
     )
@@ -76,13 +76,13 @@ def make_plan(server: RunningServer, tmp_path: Path, script: str = SLEEPER, atte
     )
 
 
-async def story(host: RankSupervisor, attempt: int) -> list[RankEvent]:
+async def story(host: RankActor, attempt: int) -> list[RankEvent]:
     """Return the attempt's events up to its last, ``gone``."""
     events: list[RankEvent] = []
     cursor = PollCursor()
     async with asyncio.timeout(300):
         while not events or events[-1].kind != "gone":
-            reply = await host.feed.poll(attempt, cursor, 5)
+            reply = await host.poll(attempt, cursor, 5)
             cursor = reply.cursor
             events += reply.events
     return events
@@ -106,7 +106,7 @@ def test_an_attempt_that_is_ended_before_its_launch_is_gone_and_never_starts(
         await (host.stop(1, 5.0) if order == "stop" else host.kill(1))
         assert [e.kind for e in await story(host, 1)] == ["gone"]
         await host.launch(make_plan(server, tmp_path))
-        assert host.launched == 1
+        assert host._fence.launched == 1
         assert not (tmp_path / "pid").exists()
         assert [e.kind for e in await story(host, 1)] == ["gone"], "nothing more is told"
 
@@ -132,7 +132,7 @@ def test_nothing_is_told_of_an_attempt_before_it_is_prepared(server: RunningServ
         plan = make_plan(server, tmp_path, "raise SystemExit(3)")
         await host.launch(plan)
         await story(host, 1)
-        early = await host.feed.poll(2, PollCursor(), 0.05)
+        early = await host.poll(2, PollCursor(), 0.05)
         assert early == PollReply(cursor=PollCursor(), sent_at=early.sent_at)
         await host.prepare(2, None)
         await host.launch(make_plan(server, tmp_path, "raise SystemExit(0)", attempt=2))
@@ -190,7 +190,7 @@ page.write(step=7)
         async def last_progress() -> tuple[int | None, list[str]]:
             cursor, kinds, step = PollCursor(), [], None
             while "gone" not in kinds:
-                reply = await host.feed.poll(1, cursor, 5)
+                reply = await host.poll(1, cursor, 5)
                 cursor = reply.cursor
                 kinds += [e.kind for e in reply.events]
                 step = reply.progress.step if reply.progress is not None else step
@@ -213,9 +213,9 @@ def test_a_new_attempt_starts_with_a_blank_page(server: RunningServer, tmp_path:
         with_step.write(step=9)
         with_step.close()
         await host.prepare(2, None)
-        assert (await host.feed.poll(2, PollCursor(), 0.01)).progress is None
+        assert (await host.poll(2, PollCursor(), 0.01)).progress is None
         await host.launch(make_plan(server, tmp_path, "raise SystemExit(1)", attempt=2))
-        reply = await host.feed.poll(2, PollCursor(), 5)
+        reply = await host.poll(2, PollCursor(), 5)
         assert reply.progress is not None
         assert reply.progress.step is None
 
@@ -332,13 +332,13 @@ def test_a_launch_that_failed_at_the_store_is_completed_by_the_next_one(
         await host.prepare(1, "127.0.0.1")
         with pytest.raises(ForkServerRefusedError):
             await host.launch(make_plan(server, tmp_path))
-        assert (host.launched, stores(server)) == (1, set())
+        assert (host._fence.launched, stores(server)) == (1, set())
         await host.launch(make_plan(server, tmp_path))
         await asyncio.to_thread(wait_until, "the store", lambda: len(stores(server)) == 1)
         pids = tmp_path / "pid"
         await asyncio.to_thread(wait_until, "the rank has written", lambda: pids.exists() and pids.read_text() != "")
         await host.launch(make_plan(server, tmp_path))
-        await host.retire()
+        await host.prepare(2, None)
         await asyncio.to_thread(wait_until, "the store's end", lambda: not stores(server))
         assert len(pids.read_text().split()) == 1, "one process, however often it was asked for"
 
@@ -355,13 +355,10 @@ def test_each_attempt_has_a_store_of_its_own_and_the_old_one_ends(server: Runnin
         assert await host.prepare(2, "127.0.0.1") != first
         await host.launch(make_plan(server, tmp_path, attempt=2))
         await asyncio.to_thread(wait_until, "both", lambda: len(stores(server) - old) == 1 and not stores(server) & old)
-        await host.retire()
+        await host.prepare(3, None)
         await asyncio.to_thread(wait_until, "the end of the last", lambda: not stores(server))
 
     run(case)
-
-
-NEVER = 3600.0
 
 
 def openings(path: Path) -> int:
@@ -371,43 +368,3 @@ def openings(path: Path) -> int:
         with contextlib.suppress(OSError):
             found += link.readlink() == path
     return found
-
-
-async def told_of(host: RankSupervisor) -> asyncio.Task[PollReply]:
-    """Return a task that polls for new events of attempt 1, once it waits."""
-    waiting = asyncio.create_task(host.feed.poll(1, PollCursor(), NEVER))
-    await asyncio.sleep(0)
-    assert not host._log._news.is_set()
-    return waiting
-
-
-@pytest.mark.parametrize("ordered", [True, False])
-def test_an_ordered_exit_is_told_together_with_the_end_of_the_tree(tmp_path: Path, ordered: bool) -> None:
-    async def case() -> None:
-        host = make_host(tmp_path, sent_with_end_seconds=NEVER, progress_seconds=NEVER)  # nothing else causes a reply
-        await host.prepare(1, None)
-        host._fence.called_off = 1 if ordered else 0
-        waiting = await told_of(host)
-        host._log.add(kind="exited", at=time.time(), exit=Exit(rank=0, at=1.0, exit_code=None, signal=9))
-        for _ in range(10):  # turns of the loop: a task that is woken has continued by then
-            await asyncio.sleep(0)
-        assert waiting.done() is not ordered
-        host._log.add(kind="gone", at=time.time())
-        assert [e.kind for e in (await waiting).events] == (["exited", "gone"] if ordered else ["exited"])
-
-    run(case)
-
-
-def test_an_ordered_exit_is_told_before_long_while_something_of_the_tree_lives_on(
-    tmp_path: Path,
-) -> None:
-    async def case() -> None:
-        host = make_host(tmp_path, progress_seconds=NEVER)  # else progress would cause a reply
-        await host.prepare(1, None)
-        host._fence.called_off = 1
-        waiting = await told_of(host)
-        host._log.add(kind="exited", at=time.time(), exit=Exit(rank=0, at=1.0, exit_code=0, signal=None))
-        async with asyncio.timeout(300):
-            assert [e.kind for e in (await waiting).events] == ["exited"]
-
-    run(case)

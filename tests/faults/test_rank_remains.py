@@ -15,7 +15,7 @@ from orchestrator.core.states import OutOf
 from orchestrator.runtime.forkserver import cgroups
 from orchestrator.runtime.forkserver.holder import MARK
 from orchestrator.runtime.ranks.launch_spec import RankPlan
-from orchestrator.runtime.ranks.supervisor import RankSupervisor
+from orchestrator.runtime.ranks.rank_actor import RankActor
 from orchestrator.runtime.spawn.rank_locks import rank_lock_path, read_holder, tree_mark
 from tests.faults.test_rank_host import make_host, make_plan, run, story
 from tests.integration.forkserver_fixture import BARE_PYTHON, RunningServer, running_server
@@ -74,7 +74,7 @@ def marked_plan(server: RunningServer, tmp_path: Path, script: str, attempt: int
     return replace(plan, env={**plan.env, MARK: tree_mark(tmp_path / "node", plan.job_id, plan.rank)})
 
 
-async def started(host: RankSupervisor, plan: RankPlan) -> None:
+async def started(host: RankActor, plan: RankPlan) -> None:
     await host.prepare(plan.attempt, None)
     await host.launch(plan)
 

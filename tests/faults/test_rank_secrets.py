@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.runtime.ranks.evidence.process_inspector import find_py_spy, report_lines
+from orchestrator.runtime.ranks.process_inspector import find_py_spy, report_lines
 from orchestrator.runtime.ranks.rank_events import PollCursor
 from orchestrator.runtime.spawn.lifeline import read_exit_record
 from tests.faults.test_rank_host import make_host, make_plan, run, story
@@ -88,10 +88,10 @@ def test_stacks_hold_no_secret(server: RunningServer, tmp_path: Path) -> None:
         host = make_host(tmp_path)
         await host.prepare(1, None)
         await host.launch(plan)
-        await host.feed.poll(1, PollCursor(), 20)
+        await host.poll(1, PollCursor(), 20)
         async with asyncio.timeout(300):
             while True:
-                look = await host.inspection.look(1, stacks=True)
+                look = await host.look(1, stacks=True)
                 if look is not None and any(f.function == "***" for t in look.threads for f in t.frames):
                     break
                 assert look is None or "ermission" not in look.problem, look

@@ -19,11 +19,10 @@ from orchestrator.core.facts.gangs import ActorLost
 from orchestrator.runtime.forkserver import wire
 from orchestrator.runtime.forkserver.reports import Reports
 from orchestrator.runtime.gangs.errors import GangLostError
-from orchestrator.runtime.gangs.event_mapping import last_words
-from orchestrator.runtime.gangs.files.log_mirrors import LogMirror
+from orchestrator.runtime.gangs.event_mapping import recorded_exits
+from orchestrator.runtime.gangs.job_files import LogMirror
 from orchestrator.runtime.nodes.files import LogLocation, LogPart
-from orchestrator.runtime.ranks.logs import LogLimits, LogWriter, log_path
-from orchestrator.runtime.ranks.output.log_reading import LogReader
+from orchestrator.runtime.ranks.logs import LogLimits, LogReader, LogWriter, log_path
 from orchestrator.runtime.spawn.lifeline import Event, Gone, KeeperLost, Lifeline
 from orchestrator.spec.settings import Settings
 from orchestrator.train.script import progress as layout
@@ -114,7 +113,7 @@ def _read_exit_record(data: bytes) -> bool:
         path = Path(paths.exit_record(JOB, 1, 0))  # type: ignore[arg-type]  # an id
         path.parent.mkdir(parents=True)
         path.write_bytes(data)
-        told = last_words(paths, JOB, 1, 1, GangLostError(ActorLost()))  # type: ignore[arg-type]  # an id
+        told = recorded_exits(paths, JOB, 1, 1, GangLostError(ActorLost()))  # type: ignore[arg-type]  # an id
     ends = [event.exit for event in told if isinstance(event, RankExited)]
     assert [end for end in ends if misfits(end)] == []
     return bool(ends)
@@ -307,7 +306,7 @@ READERS = (
         "lifeline", _read_lifeline, _lifeline, ("orchestrator.runtime.spawn", "orchestrator.runtime.forkserver.wire")
     ),
     Reader("reports", _read_reports, _reports, ("orchestrator.runtime.forkserver.reports",)),
-    Reader("log", _read_log, _logs, ("orchestrator.runtime.ranks.output",)),
-    Reader("log-mirror-note", _read_mirror_note, _mirror_notes, ("orchestrator.runtime.gangs.files",)),
+    Reader("log", _read_log, _logs, ("orchestrator.runtime.ranks.logs",)),
+    Reader("log-mirror-note", _read_mirror_note, _mirror_notes, ("orchestrator.runtime.gangs.job_files",)),
     Reader("output", _read_output, _output, ("orchestrator.runtime.ranks.logs",)),
 )

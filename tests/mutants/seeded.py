@@ -260,7 +260,7 @@ MUTANTS: Final = (
     ),
     Mutant("an attempt is gone with its first rank", GANGS, "if len(gang.gone) == len(gang.actors):", "if gang.gone:"),
     Mutant("an earlier gang is taken for the job's", GANGS, "if gang is None or gang.number != job.gang:", "if gang is None:"),
-    Mutant("the last words of ranks are lost", GANGS, "self._post([*([] if restored else self._last_words(job_id, attempt, ranks)), event])", "self._post([event])"),
+    Mutant("the last words of ranks are lost", GANGS, "self._post([*([] if restored else self._recorded_exits(job_id, attempt, ranks)), event])", "self._post([event])"),
     # -- the scheduler
     Mutant(
         "the GPUs of a starting gang are free",

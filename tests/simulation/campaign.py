@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.api.service import Verb
 from orchestrator.core.states import JobState
 from orchestrator.runtime.memory import faults as f
-from orchestrator.runtime.memory.injection import inject
 from tests.simulation import invariants
 from tests.simulation.acts import ACTS
 from tests.simulation.history import History, draw
@@ -110,7 +109,7 @@ def settle(world: World, check: Callable[[World], None]) -> None:
     for node_id, found in world.cluster.nodes.items():
         found.lost.clear()
         for fault in (f.NodeAnswers(node=node_id), f.NodeReturns(node=node_id), f.Slow(node=node_id, seconds=0.0)):
-            inject(world.cluster, fault)
+            fault.inject(world.cluster)
     world.daemon.look()
     for _ in range(MOST_ROUNDS):
         world.round()

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core import events as ev
 from orchestrator.runtime.memory import faults as f
-from orchestrator.runtime.memory.injection import inject
 from tests.simulation.hostile import hostile
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def rank_ends(world: World, dice: random.Random) -> str:
     if process is None:
         return ""
     how = dice.choice(EXITS)
-    inject(world.cluster, f.RankDies(job=process.job_id, rank=process.rank, exit=how))
+    f.RankDies(job=process.job_id, rank=process.rank, exit=how).inject(world.cluster)
     return f"{process.job_id} rank {process.rank}: {how}"
 
 
@@ -47,7 +46,7 @@ def all_ranks_end(world: World, dice: random.Random) -> str:
         return ""
     how = dice.choice(EXITS)
     for other in world.cluster.processes.of(process.job_id):
-        inject(world.cluster, f.RankDies(job=other.job_id, rank=other.rank, exit=how))
+        f.RankDies(job=other.job_id, rank=other.rank, exit=how).inject(world.cluster)
         if dice.random() < 0.3:
             world.cluster.run_until(world.now + 0.02)
         if dice.random() < 0.1:
@@ -59,7 +58,7 @@ def rank_hangs(world: World, dice: random.Random) -> str:
     process = world.process(dice.randrange(1000))
     if process is None:
         return ""
-    inject(world.cluster, f.RankHangs(job=process.job_id, rank=process.rank))
+    f.RankHangs(job=process.job_id, rank=process.rank).inject(world.cluster)
     return f"{process.job_id} rank {process.rank}"
 
 
@@ -68,7 +67,7 @@ def stop_from_outside(world: World, dice: random.Random) -> str:
     if process is None:
         return ""
     code, machine = dice.choice([0, 0, 143]), dice.random() < 0.5
-    inject(world.cluster, f.StopSeen(job=process.job_id, rank=process.rank, exit_code=code, machine=machine))
+    f.StopSeen(job=process.job_id, rank=process.rank, exit_code=code, machine=machine).inject(world.cluster)
     return f"{process.job_id} rank {process.rank}, {code}, machine: {machine}"
 
 
@@ -78,7 +77,7 @@ def actor_dies(world: World, dice: random.Random) -> str:
         return ""
     gang = dice.choice(gangs)
     rank = dice.randrange(len(gang.actors))
-    inject(world.cluster, f.ActorDies(job=gang.job_id, rank=rank))
+    f.ActorDies(job=gang.job_id, rank=rank).inject(world.cluster)
     return f"{gang.job_id} rank {rank}"
 
 
@@ -88,7 +87,7 @@ def _node(world: World, dice: random.Random) -> str:
 
 def node_dies(world: World, dice: random.Random) -> str:
     node_id, cut_off = _node(world, dice), dice.random() < 0.5
-    inject(world.cluster, f.NodeLost(node=node_id, cut_off=cut_off))
+    f.NodeLost(node=node_id, cut_off=cut_off).inject(world.cluster)
     if dice.random() < 0.5:
         world.daemon.look()
     return f"{node_id}, cut off: {cut_off}"
@@ -98,14 +97,14 @@ def node_returns(world: World, dice: random.Random) -> str:
     gone = [node_id for node_id, node in sorted(world.cluster.nodes.items()) if not node.alive]
     if not gone:
         return ""
-    inject(world.cluster, f.NodeReturns(node=gone[0]))
+    f.NodeReturns(node=gone[0]).inject(world.cluster)
     world.daemon.look()
     return gone[0]
 
 
 def node_silent(world: World, dice: random.Random) -> str:
     node_id = _node(world, dice)
-    inject(world.cluster, f.NodeSilent(node=node_id))
+    f.NodeSilent(node=node_id).inject(world.cluster)
     if dice.random() < 0.7:
         world.daemon.look()
     return node_id
@@ -115,13 +114,13 @@ def node_answers(world: World, dice: random.Random) -> str:
     silent = sorted(world.cluster.silent)
     if not silent:
         return ""
-    inject(world.cluster, f.NodeAnswers(node=silent[0]))
+    f.NodeAnswers(node=silent[0]).inject(world.cluster)
     world.daemon.look()
     return silent[0]
 
 
 def head_lost(world: World, dice: random.Random) -> str:
-    inject(world.cluster, f.HeadLost())
+    f.HeadLost().inject(world.cluster)
     if dice.random() < 0.5:
         world.daemon.gangs.forget_all()
     return "done"
@@ -132,7 +131,7 @@ def replies(fault: type[f.ReplyLost | f.ReplyRepeated]) -> Do:
         job = world.one(dice.randrange(1000), list(world.jobs.values()))
         if job is None:
             return ""
-        inject(world.cluster, fault(job=job.id, count=dice.randint(1, 3)))
+        fault(job=job.id, count=dice.randint(1, 3)).inject(world.cluster)
         return job.id
 
     return do
@@ -140,13 +139,13 @@ def replies(fault: type[f.ReplyLost | f.ReplyRepeated]) -> Do:
 
 def slow(world: World, dice: random.Random) -> str:
     node_id, seconds = _node(world, dice), dice.choice([0.0, 0.0, 2.0])
-    inject(world.cluster, f.Slow(node=node_id, seconds=seconds))
+    f.Slow(node=node_id, seconds=seconds).inject(world.cluster)
     return f"{node_id} by {seconds:g} s"
 
 
 def gpu_lost(world: World, dice: random.Random) -> str:
     node_id, index = _node(world, dice), dice.randrange(2)
-    inject(world.cluster, f.GpuLost(node=node_id, index=index))
+    f.GpuLost(node=node_id, index=index).inject(world.cluster)
     return f"{node_id} GPU {index}"
 
 
@@ -160,7 +159,7 @@ def gpu_returns(world: World, dice: random.Random) -> str:
 
 
 def disk_full(world: World, dice: random.Random) -> str:
-    inject(world.cluster, f.DiskFull())
+    f.DiskFull().inject(world.cluster)
     return "done"
 
 
@@ -182,7 +181,7 @@ def checkpoint_broken(world: World, dice: random.Random) -> str:
     job = world.one(dice.randrange(1000), list(world.jobs.values()))
     if job is None or not world.cluster.checkpoints.stored.get(job.id):
         return ""
-    inject(world.cluster, f.CheckpointBroken(job=job.id))
+    f.CheckpointBroken(job=job.id).inject(world.cluster)
     return job.id
 
 
@@ -210,7 +209,7 @@ def _step(dice: random.Random) -> float:
 def clock_steps(world: World, dice: random.Random) -> str:
     """Step the wall clock of the daemon's machine; the daemon may notice at once, later, or in its next life."""
     seconds = _step(dice)
-    inject(world.cluster, f.ClockSteps(seconds=seconds))
+    f.ClockSteps(seconds=seconds).inject(world.cluster)
     if dice.random() < 0.5:
         world.attempt(world.daemon.step())
     return f"{seconds:+.1f} s"
@@ -219,7 +218,7 @@ def clock_steps(world: World, dice: random.Random) -> str:
 def clock_skew(world: World, dice: random.Random) -> str:
     node_id = dice.choice(sorted(world.cluster.nodes))
     seconds = dice.choice([0.0, -0.5, 0.5, -1.9, 1.9, _step(dice)])
-    inject(world.cluster, f.ClockSkew(node=node_id, seconds=seconds))
+    f.ClockSkew(node=node_id, seconds=seconds).inject(world.cluster)
     return f"{node_id}: {seconds:+.1f} s"
 
 
@@ -227,6 +226,6 @@ def machine_boots(world: World, dice: random.Random) -> str:
     """Kill the daemon, and boot its machine, perhaps with another wall clock. The nodes are other machines."""
     world.cluster.boots += 1
     seconds = dice.choice([0.0, _step(dice)])
-    inject(world.cluster, f.ClockSteps(seconds=seconds))
+    f.ClockSteps(seconds=seconds).inject(world.cluster)
     world.crash()
     return f"{seconds:+.1f} s"

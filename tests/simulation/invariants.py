@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from orchestrator.core import events as ev
 from orchestrator.core.facts.gangs import MaxDuration
 from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose
-from orchestrator.runtime.ranks.actor import FENCE_SECONDS
+from orchestrator.runtime.ranks.rank_events import FENCE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

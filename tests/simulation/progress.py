@@ -9,7 +9,7 @@ from orchestrator.core.facts.rank_ends import NoExitStatus
 from orchestrator.core.lifecycle.advance import declare_hung
 from orchestrator.core.lifecycle.failure import SETTLE_SECONDS
 from orchestrator.core.states import FailureClass, JobState
-from orchestrator.runtime.ranks.actor import FENCE_SECONDS, LEASE_SECONDS
+from orchestrator.runtime.ranks.rank_events import FENCE_SECONDS, LEASE_SECONDS
 
 if TYPE_CHECKING:
     import random

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.runtime.memory.faults import HeadLost
-from orchestrator.runtime.memory.injection import inject
 from orchestrator.store.backup import restore
 from orchestrator.store.sqlite import SqliteStore
 from tests.simulation import campaign
@@ -94,7 +93,7 @@ def test_after_a_restore_nothing_that_the_record_does_not_know_goes_on(seed: int
             if number == copied_at:
                 copy = deepcopy(world.store.store)
         if dice.random() < 0.3:
-            inject(world.cluster, HeadLost())
+            HeadLost().inject(world.cluster)
         world.store.store = copy
         world.crash()
         world.truth.first_up.clear()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from orchestrator.core.ids import JobId, job_id
 from orchestrator.runtime.memory.cluster import MemoryCluster
-from orchestrator.runtime.memory.scripts import Script
+from orchestrator.runtime.memory.ranks import Script
 from orchestrator.spec.settings import Settings
 from orchestrator.store.memory import MemoryStore
 from orchestrator.store.sqlite import SqliteStore

@@ -26,9 +26,8 @@ from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.states import FailureClass, JobState
 from orchestrator.runtime.memory import faults as f
 from orchestrator.runtime.memory.cluster import MemoryCluster
-from orchestrator.runtime.memory.injection import inject
-from orchestrator.runtime.memory.scripts import Script
-from orchestrator.runtime.ranks.actor import LEASE_SECONDS
+from orchestrator.runtime.memory.ranks import Script
+from orchestrator.runtime.ranks.rank_events import LEASE_SECONDS
 from orchestrator.spec.settings import Settings
 from orchestrator.store.memory import MemoryStore
 from orchestrator.store.sqlite import SqliteStore
@@ -275,60 +274,60 @@ class DaemonMachine(RuleBasedStateMachine):
     @rule(index=pick, how=exits)
     def rank_ends(self, index: int, how: f.Exit) -> None:
         process = self.process(index)
-        inject(self.cluster, f.RankDies(job=process.job_id, rank=process.rank, exit=how))
+        f.RankDies(job=process.job_id, rank=process.rank, exit=how).inject(self.cluster)
 
     @precondition(has_processes)
     @rule(index=pick)
     def rank_hangs(self, index: int) -> None:
         process = self.process(index)
-        inject(self.cluster, f.RankHangs(job=process.job_id, rank=process.rank))
+        f.RankHangs(job=process.job_id, rank=process.rank).inject(self.cluster)
 
     @precondition(has_processes)
     @rule(index=pick, machine=st.booleans())
     def stop_from_outside(self, index: int, machine: bool) -> None:
         process = self.process(index)
-        inject(self.cluster, f.StopSeen(job=process.job_id, rank=process.rank, machine=machine))
+        f.StopSeen(job=process.job_id, rank=process.rank, machine=machine).inject(self.cluster)
 
     @precondition(lambda self: self.cluster.gangs)
     @rule(index=pick)
     def actor_dies(self, index: int) -> None:
         gangs = sorted(self.cluster.gangs.values(), key=lambda g: g.actors[0].pid)
         gang = gangs[index % len(gangs)]
-        inject(self.cluster, f.ActorDies(job=gang.job_id, rank=index % len(gang.actors)))
+        f.ActorDies(job=gang.job_id, rank=index % len(gang.actors)).inject(self.cluster)
 
     @rule(node_id=st.sampled_from("ab"), cut_off=st.booleans(), noticed=st.booleans())
     def node_dies(self, node_id: str, cut_off: bool, noticed: bool) -> None:
-        inject(self.cluster, f.NodeLost(node=node_id, cut_off=cut_off))
+        f.NodeLost(node=node_id, cut_off=cut_off).inject(self.cluster)
         if noticed:
             self.daemon.look()
 
     @rule(node_id=st.sampled_from("ab"))
     def node_returns(self, node_id: str) -> None:
-        inject(self.cluster, f.NodeReturns(node=node_id))
+        f.NodeReturns(node=node_id).inject(self.cluster)
         self.daemon.look()
 
     @rule(node_id=st.sampled_from("ab"), silent=st.booleans())
     def node_answers(self, node_id: str, silent: bool) -> None:
-        inject(self.cluster, f.NodeSilent(node=node_id) if silent else f.NodeAnswers(node=node_id))
+        (f.NodeSilent(node=node_id) if silent else f.NodeAnswers(node=node_id)).inject(self.cluster)
         self.daemon.look()
 
     @precondition(lambda self: self.jobs)
     @rule(index=pick, count=st.integers(1, 3), lost=st.booleans())
     def replies(self, index: int, count: int, lost: bool) -> None:
         job = self.one(index)
-        inject(self.cluster, (f.ReplyLost if lost else f.ReplyRepeated)(job=job.id, count=count))
+        ((f.ReplyLost if lost else f.ReplyRepeated)(job=job.id, count=count)).inject(self.cluster)
 
     @rule(node_id=st.sampled_from("ab"), seconds=st.sampled_from([0.0, 2.0]))
     def slow(self, node_id: str, seconds: float) -> None:
-        inject(self.cluster, f.Slow(node=node_id, seconds=seconds))
+        f.Slow(node=node_id, seconds=seconds).inject(self.cluster)
 
     @rule(index=st.integers(0, 1))
     def gpu_drops_out(self, index: int) -> None:
-        inject(self.cluster, f.GpuLost(node="a", index=index))
+        f.GpuLost(node="a", index=index).inject(self.cluster)
 
     @rule()
     def disk_is_full(self) -> None:
-        inject(self.cluster, f.DiskFull())
+        f.DiskFull().inject(self.cluster)
 
     @precondition(has_processes)
     @rule(index=pick, step=st.integers(1, 60), durable=st.booleans())
@@ -431,7 +430,7 @@ class DaemonMachine(RuleBasedStateMachine):
         for node_id, found in self.cluster.nodes.items():
             found.lost.clear()
             for fault in (f.NodeAnswers(node=node_id), f.NodeReturns(node=node_id), f.Slow(node=node_id, seconds=0.0)):
-                inject(self.cluster, fault)
+                fault.inject(self.cluster)
         self.daemon.look()
         for _ in range(2000):
             self.daemon.deliver(len(self.daemon.outbox))

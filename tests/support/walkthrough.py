@@ -18,7 +18,6 @@ from orchestrator.daemon.loop import Loop
 from orchestrator.runtime.memory.cluster import MemoryCluster
 from orchestrator.runtime.memory.faults import RankDies
 from orchestrator.runtime.memory.gangs import MemoryGangs
-from orchestrator.runtime.memory.injection import inject
 from orchestrator.store.memory import MemoryStore
 from tests.unit.core.builders import ID, T0, make_spec, node, submission
 
@@ -146,7 +145,7 @@ async def _run() -> Recorded:
     await until_up(1)
     recorded.on = True
     recorded.line(f"Note over G: rank {DIES} of {RANKS} is killed")
-    inject(cluster, RankDies(job=ID, rank=DIES))
+    RankDies(job=ID, rank=DIES).inject(cluster)
     await until_up(2)
     return recorded
 

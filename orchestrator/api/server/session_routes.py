@@ -34,7 +34,7 @@ from orchestrator.api.server.gate import FAILED, STOPPING
 from orchestrator.api.server.ownership import REF_PATTERN, from_path, own_job_view
 from orchestrator.api.service import Caller
 from orchestrator.core.ids import JobId
-from orchestrator.runtime.ranks.sessions.messages import (
+from orchestrator.runtime.ranks.session_messages import (
     SIGNALS,
     AttachRequest,
     CommandRequest,

@@ -64,7 +64,7 @@ from orchestrator.api.views import (
     ThreadView,
 )
 from orchestrator.core.ids import JobId, job_id
-from orchestrator.runtime.ranks.sessions.messages import (
+from orchestrator.runtime.ranks.session_messages import (
     EndOfInput,
     EndReason,
     Input,

@@ -23,7 +23,7 @@ from orchestrator.core.diagnosis.silent_ranks import SilentRanks
 from orchestrator.core.facts.hangs import Hang, Lateness, Sign
 from orchestrator.core.lifecycle.advance import declare_hung
 from orchestrator.core.states import FailureClass, JobState
-from orchestrator.runtime.ranks.evidence.process_inspector import report_lines
+from orchestrator.runtime.ranks.process_inspector import report_lines
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence

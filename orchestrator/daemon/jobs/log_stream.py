@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from orchestrator.api.views import LogLine
-from orchestrator.runtime.ranks.output.log_reading import LogReader, batched
+from orchestrator.runtime.ranks.logs import LogReader, batched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence

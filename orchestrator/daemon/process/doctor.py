@@ -19,7 +19,7 @@ from orchestrator.parts import install_line, unmet
 from orchestrator.runtime.forkserver.cgroups import memory_group
 from orchestrator.runtime.names import namespace
 from orchestrator.runtime.nodes.directories import SHARED_MEMORY, page_directory, user_directory
-from orchestrator.runtime.ranks.evidence.process_inspector import find_py_spy
+from orchestrator.runtime.ranks.process_inspector import find_py_spy
 from orchestrator.units import plural
 
 if TYPE_CHECKING:

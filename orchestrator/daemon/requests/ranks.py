@@ -8,8 +8,8 @@ from orchestrator.api import views as v
 from orchestrator.api.errors import BadRequestError, RefusedError
 from orchestrator.core.states import JobState
 from orchestrator.daemon.jobs.views import rank_stacks
-from orchestrator.runtime.ranks.evidence.process_inspector import report_lines
-from orchestrator.runtime.ranks.sessions.messages import PortRequest, SessionRefusedError
+from orchestrator.runtime.ranks.process_inspector import report_lines
+from orchestrator.runtime.ranks.session_messages import PortRequest, SessionRefusedError
 from orchestrator.train.script.profiling import TraceRefusedError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.gangs.rank_rpc import GangSession
-    from orchestrator.runtime.ranks.sessions.messages import SessionMessage, SessionOutput, SessionRequest
+    from orchestrator.runtime.ranks.session_messages import SessionMessage, SessionOutput, SessionRequest
 
 
 class Ranks(Protocol):

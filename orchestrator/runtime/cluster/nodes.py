@@ -21,7 +21,7 @@ from orchestrator.runtime.cluster.connection import CALL_SECONDS
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.names import SERVICES, agent_name
 from orchestrator.runtime.nodes.control_plane import answers, end_worker
-from orchestrator.runtime.ranks.actor import FENCE_SECONDS
+from orchestrator.runtime.ranks.rank_events import FENCE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

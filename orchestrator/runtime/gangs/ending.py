@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from orchestrator import clock
 from orchestrator.core import events as ev
@@ -12,17 +12,17 @@ from orchestrator.core.facts.notes import OutputsIncomplete
 from orchestrator.runtime.deadline import OvertakenError, unless, within
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.gangs.event_mapping import saved
-from orchestrator.runtime.gangs.orders import RPC_SECONDS
+from orchestrator.runtime.gangs.rank_rpc import RPC_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
-    from orchestrator.runtime.gangs.files.job_files import JobFiles
-    from orchestrator.runtime.gangs.orders import Orders
+    from orchestrator.runtime.cluster.nodes import NodeRegistry
+    from orchestrator.runtime.gangs.job_files import JobFiles
+    from orchestrator.runtime.gangs.rank_rpc import GangCalls
     from orchestrator.runtime.gangs.relay import EventRelay
-    from orchestrator.runtime.gangs.reuse.origin import Origin
     from orchestrator.runtime.gangs.table import GangTable
 
 GONE_SECONDS: Final = 60.0
@@ -30,25 +30,8 @@ FLUSH_SECONDS: Final = 30.0
 COLLECT_SECONDS: Final = 600.0
 """How long logs and outputs are copied at a job's end: its GPUs are free for others only when the job has ended."""
 
-PARKING_SECONDS: Final = 2.0
-"""How long to wait for the keepers of a gang that ended well to confirm its end: only then may it serve another job."""
-
-
-class Nodes(Protocol):
-    """Confirms that ranks have ended."""
-
-    @property
-    def agents(self) -> Mapping[str, Any]:
-        """Return the agents of all nodes, by node."""
-        ...
-
-    def agent_for(self, node_id: str) -> Any | None:
-        """Return the agent that answers for a node."""
-        ...
-
-    async def until_fenced(self, node_id: str) -> None:
-        """Return once a node that Ray has given up can run nothing more."""
-        ...
+CONFIRM_SECONDS: Final = 2.0
+"""How long to wait for the keepers of a gang that ended well to confirm its end: until then it may still print."""
 
 
 class Ender:
@@ -57,9 +40,9 @@ class Ender:
     def __init__(
         self,
         table: GangTable,
-        orders: Orders,
+        calls: GangCalls,
         relay: EventRelay,
-        nodes: Nodes,
+        nodes: NodeRegistry,
         files: JobFiles,
         *,
         until_connected: Callable[[], Awaitable[None]],
@@ -67,7 +50,7 @@ class Ender:
         collect_seconds: float = COLLECT_SECONDS,
     ) -> None:
         self._table = table
-        self._orders = orders
+        self._calls = calls
         self._relay = relay
         self._nodes = nodes
         self._files = files
@@ -78,30 +61,28 @@ class Ender:
 
     async def stop(self, job: Job, deadline: float) -> None:
         """Send SIGTERM to every rank, and SIGKILL at the deadline. Raises GangLostError."""
-        gang = await self._orders.attach_placed(job)
+        gang = await self._calls.attach_placed(job)
         self._relay.watch(job, gang, job.attempt_number)
         grace = max(0.0, deadline - clock.now())
-        await self._orders.give(job, [a.stop.remote(job.attempt_number, grace) for a in gang.actors])
+        await self._calls.order_all(job, [a.stop.remote(job.attempt_number, grace) for a in gang.actors])
 
     async def kill(self, job: Job) -> None:
         """Send SIGKILL to every rank. Raises GangLostError."""
-        gang = await self._orders.attach_placed(job)
+        gang = await self._calls.attach_placed(job)
         self._relay.watch(job, gang, job.attempt_number)
-        await self._orders.give(job, [a.kill.remote(job.attempt_number) for a in gang.actors])
+        await self._calls.order_all(job, [a.kill.remote(job.attempt_number) for a in gang.actors])
 
     async def release(self, job: Job) -> None:
         """Release the gang: on return no process of it is left, and its outputs are in the home."""
         await self._flush(job)
         gang = self._table.known(job.id)
         if gang is not None and gang.watchers and job.succeeded:
-            await asyncio.wait(gang.watchers[: job.num_workers], timeout=PARKING_SECONDS)
-        clean = gang is not None and len(gang.gone) == job.num_workers
-        parked = clean and await self._table.park(job)
+            await asyncio.wait(gang.watchers, timeout=CONFIRM_SECONDS)
+        confirmed = gang is not None and len(gang.gone) == job.num_workers
         self._table.drop(job.id)
         await self._until_connected()
-        if not parked:
-            await self._table.remove(job)
-        if not clean:
+        await self._table.remove(job)
+        if not confirmed:
             await self._confirm_gone(job)
         if problem := await self._collect(job):
             self._post([ev.JobNoted(job_id=job.id, at=clock.now(), note=OutputsIncomplete(said=problem))])
@@ -152,13 +133,16 @@ class Ender:
             if not isinstance(status, BaseException) and (facts := saved(job.id, status)):
                 self._post(facts)
 
-    async def confirm_gone(self, gangs: Mapping[Origin, int]) -> None:
-        """Wait until no process of these removed gangs is left on a node that answers, for GONE_SECONDS at most."""
+    async def confirm_gone(self, gangs: Mapping[tuple[str, int], int]) -> None:
+        """Wait until no process of these removed gangs is left on a node that answers, for GONE_SECONDS at most.
+
+        ``gangs`` has the number of ranks by job and gang.
+        """
         deadline = time.monotonic() + GONE_SECONDS
         calls = [
-            agent.ranks_gone.remote(gang.job_id, range(ranks), deadline - time.monotonic())
+            agent.ranks_gone.remote(job_id, range(ranks), deadline - time.monotonic())
             for agent in self._nodes.agents.values()
-            for gang, ranks in gangs.items()
+            for (job_id, _), ranks in gangs.items()
         ]
         await asyncio.gather(*(within(RPC_SECONDS, call) for call in calls), return_exceptions=True)
 

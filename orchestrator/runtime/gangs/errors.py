@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.facts.gangs import ActorLost, ActorNotPlaced, EnvironmentFailed, NodeLost, RecordRestored
-from orchestrator.runtime.ranks.fence import StaleAttemptError
-from orchestrator.runtime.ranks.runtime_env import ERROR_CHARACTERS
+from orchestrator.runtime.ranks.rank_events import StaleAttemptError
 
 if TYPE_CHECKING:
     from orchestrator.core.facts.gangs import GangFault
+
+
+ERROR_CHARACTERS: Final = 600
 
 
 class GangLostError(Exception):
@@ -48,7 +50,7 @@ def as_lost(rank: int, error: BaseException) -> GangLostError | None:
 
     if isinstance(error, ActorUnavailableError):
         return None
-    if isinstance(error, StaleAttemptError):  # the actor is ahead of the record, or serves another gang
+    if isinstance(error, StaleAttemptError):  # the actor is ahead of the record
         return GangLostError(RecordRestored(rank=rank))
     if isinstance(error, ActorDiedError):
         node_lost = "its node has died" in str(error)  # Ray's own words: the exception has no field for it

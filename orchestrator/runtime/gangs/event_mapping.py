@@ -16,10 +16,10 @@ from orchestrator.core.facts import notes
 from orchestrator.core.facts.gangs import RecordRestored
 from orchestrator.runtime.node_clock import moved
 from orchestrator.runtime.nodes.workdir_walk import left_out_by
-from orchestrator.runtime.ranks.actor import FENCE_SECONDS
-from orchestrator.runtime.ranks.evidence.endings import order_of, stop_facts, was_killed
-from orchestrator.runtime.ranks.evidence.kernel_evidence import memory_use
-from orchestrator.runtime.spawn.lifeline import ForkServerError, read_exit_record
+from orchestrator.runtime.ranks.exit_evidence import memory_use, order_of, stop_facts, was_killed
+from orchestrator.runtime.ranks.rank_events import FENCE_SECONDS
+from orchestrator.runtime.spawn.client import ForkServerError
+from orchestrator.runtime.spawn.lifeline import read_exit_record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,16 +29,15 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.runtime.forkserver.masking import Masker
     from orchestrator.runtime.gangs.errors import GangLostError
-    from orchestrator.runtime.gangs.resume_source import Resumption
+    from orchestrator.runtime.gangs.launch_spec import Resumption
     from orchestrator.runtime.nodes.agent import NodeReport
-    from orchestrator.runtime.ranks.actor import RankGreeting
-    from orchestrator.runtime.ranks.rank_events import RankEvent
+    from orchestrator.runtime.ranks.rank_events import RankEvent, RankGreeting
     from orchestrator.runtime.spawn.lifeline import ExitRecord
     from orchestrator.spec.paths import Paths
     from orchestrator.train.script.progress import ProgressSnapshot
 
 
-MOST_CHARACTERS: Final = 1000  # of a message from outside
+MESSAGE_CHARACTERS: Final = 1000  # of a message from outside
 
 
 def seats_of(greetings: Sequence[RankGreeting], reports: Mapping[str, NodeReport]) -> tuple[ev.Seat, ...]:
@@ -58,6 +57,18 @@ def seats_of(greetings: Sequence[RankGreeting], reports: Mapping[str, NodeReport
             )
         )
     return tuple(seats)
+
+
+def repaired_progress(snapshot: ProgressSnapshot) -> ProgressSnapshot:
+    """Return the progress with defaults for invalid values."""
+    checked, names = repaired(snapshot)
+    return replace(checked, unusable=(*checked.unusable, *names)) if names else checked
+
+
+def repaired_event(event: RankEvent) -> RankEvent:
+    """Return the event with defaults for invalid values in it and in its end."""
+    end = event.exit
+    return repaired(replace(event, exit=repaired(end)[0]) if isinstance(end, ev.Exit) else event)[0]
 
 
 def exited(job_id: JobId, attempt: int, rank: int, event: RankEvent, work_dir: str = "", *, at: float) -> ev.RankExited:
@@ -92,7 +103,7 @@ def _left_out_by(work_dir: str, missing: str) -> str:
         return ""  # the copy is out of reach, or the name is invalid: the exception is enough
 
 
-def last_words(paths: Paths, job_id: JobId, attempt: int, ranks: int, lost: GangLostError) -> list[ev.Event]:
+def recorded_exits(paths: Paths, job_id: JobId, attempt: int, ranks: int, lost: GangLostError) -> list[ev.Event]:
     """Return the exits, from keepers' records, of ranks that had ended by themselves when their actor died.
 
     A rank that was killed with its actor while its node was shutting down counts as having been told to stop. An attempt
@@ -100,19 +111,19 @@ def last_words(paths: Paths, job_id: JobId, attempt: int, ranks: int, lost: Gang
     """
     if isinstance(lost.cause, RecordRestored):
         return []
-    words: list[ev.Event] = []
+    exits: list[ev.Event] = []
     for rank in range(ranks):
         try:
             record = read_exit_record(paths.exit_record(job_id, attempt, rank))
         except ForkServerError as error:
-            words.append(noted(job_id, notes.UnusableRecord(rank=rank, said=str(error))))
+            exits.append(noted(job_id, notes.UnusableRecord(rank=rank, said=str(error))))
             continue
         if record is None:
             continue
         shut_down = record.cause == "lifeline" and record.ending.keeper_terminated_at is not None
         if record.cause is None or shut_down:
-            words.append(_recorded_exit(job_id, attempt, rank, record))
-    return words
+            exits.append(_recorded_exit(job_id, attempt, rank, record))
+    return exits
 
 
 def saved(
@@ -143,7 +154,7 @@ def saved(
             )
         )
     if status.failure and failure_cause(status.failure, status.failure_kind) != failing:
-        facts.append(noted(job_id, notes.SaveFailed(said=status.failure[:MOST_CHARACTERS])))
+        facts.append(noted(job_id, notes.SaveFailed(said=status.failure[:MESSAGE_CHARACTERS])))
     return facts
 
 

@@ -2,7 +2,7 @@
 
 Decides nothing. Every effect is idempotent: it finds what an earlier daemon or call has created. One effect at a time
 per job; a newer one replaces an older one. ``launching.py`` starts ranks, ``ending.py`` ends them, ``relay.py`` reports
-their events.
+their events. ``ray_gangs`` assembles these parts.
 """
 
 from __future__ import annotations
@@ -11,33 +11,43 @@ import asyncio
 import contextlib
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator import clock
 from orchestrator.core import events as ev
 from orchestrator.core.facts.gangs import HeadLost
 from orchestrator.core.facts.notes import NodeUnreachable, Reachable
 from orchestrator.core.lifecycle.effects import Effect, Ensure, KillRanks, ReleaseGang, StopRanks
+from orchestrator.runtime.gangs.actors import RayRankActors
+from orchestrator.runtime.gangs.ending import Ender
 from orchestrator.runtime.gangs.errors import GangLostError, is_away
-from orchestrator.runtime.gangs.event_mapping import gang_lost, last_words, noted
+from orchestrator.runtime.gangs.event_mapping import gang_lost, noted, recorded_exits
+from orchestrator.runtime.gangs.launching import Launcher
+from orchestrator.runtime.gangs.rank_rpc import RPC_SECONDS, GangCalls
+from orchestrator.runtime.gangs.relay import EventRelay
+from orchestrator.runtime.gangs.table import GangTable
+from orchestrator.runtime.names import gang_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
     from structlog.typing import FilteringBoundLogger
 
+    from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
-    from orchestrator.runtime.gangs.ending import Ender
-    from orchestrator.runtime.gangs.files.job_files import JobFiles
-    from orchestrator.runtime.gangs.launching import Launcher
-    from orchestrator.runtime.gangs.table import GangTable
+    from orchestrator.runtime.cluster.cluster import Cluster
+    from orchestrator.runtime.gangs.job_files import JobFiles
+    from orchestrator.runtime.gangs.launching import LaunchSettings
+    from orchestrator.runtime.nodes.agent import NodeReport
+    from orchestrator.runtime.pools import Pool
     from orchestrator.spec.paths import Paths
+    from orchestrator.train.script.progress import ProgressSnapshot
 
 RETRY_SECONDS: Final = 0.2
 LONGEST_RETRY_SECONDS: Final = 10.0
 LONGEST_ABANDONED_SECONDS: Final = 60.0
-
 
 _ATTEMPT: Final = re.compile(r"attempt-(\d{1,9})")
 
@@ -111,12 +121,12 @@ class Gangs:
         gangs = await self._table.end_unknown(jobs)
         for job in jobs:
             attempt = await asyncio.to_thread(_latest_attempt, self._paths, job.id)
-            gang = max((known.gang for known in gangs if known.job_id == job.id), default=0)
+            gang = max((number for job_id, number in gangs if job_id == job.id), default=0)
             if attempt >= job.next_attempt or gang >= job.next_gang:
                 self._log.warning("store.older_than_its_jobs", job=job.id, attempt=attempt, gang=gang)
                 self._post([ev.LaterAttemptsFound(job_id=job.id, at=clock.now(), attempt=attempt, gang=gang)])
         if gangs:
-            self._log.warning("gang.unknown_ended", gangs=[gang.text for gang in gangs])
+            self._log.warning("gang.unknown_ended", gangs=[gang_name(*gang) for gang in gangs])
             await self._ender.confirm_gone(gangs)
 
     def abandon(self, job: Job) -> None:
@@ -144,10 +154,6 @@ class Gangs:
         """Stop copying what the job's gang left, so that the job ends now; False where nothing is being copied."""
         return self._ender.end_collection(job_id)
 
-    def settle(self) -> None:
-        """Begin to remove the gangs that an earlier daemon parked, which no job needs."""
-        self._table.remove_left()
-
     def forget_all(self) -> None:
         """Drop all gangs and report each as lost: Ray's head has died, and every gang with it."""
         for work in self._work.values():
@@ -155,8 +161,8 @@ class Gangs:
         self._work.clear()
         for job_id, gang in self._table.forget_all().items():
             lost, ranks = GangLostError(HeadLost()), len(gang.actors)
-            words = last_words(self._paths, job_id, gang.watching, ranks, lost) if gang.watching else []
-            self._post([*words, gang_lost(job_id, gang.number, lost)])
+            exits = recorded_exits(self._paths, job_id, gang.watching, ranks, lost) if gang.watching else []
+            self._post([*exits, gang_lost(job_id, gang.number, lost)])
 
     async def close(self) -> None:
         """Stop watching; everything continues to run."""
@@ -176,8 +182,8 @@ class Gangs:
             except GangLostError as error:
                 await self._check_head(node_lost=error.node_lost)
                 await self._files.bring_ends(job)
-                words = last_words(self._paths, job.id, job.attempt_number, job.num_workers, error)
-                self._post([*words, gang_lost(job.id, job.gang, error)])
+                exits = recorded_exits(self._paths, job.id, job.attempt_number, job.num_workers, error)
+                self._post([*exits, gang_lost(job.id, job.gang, error)])
             except asyncio.CancelledError:
                 raise
             except Exception as error:
@@ -220,3 +226,64 @@ class Gangs:
                 self._post([noted(job.id, unreachable, degraded=True)])
             elif job.degraded and not silent and not (gang and gang.unreached):
                 self._post([noted(job.id, Reachable(), degraded=False)])
+
+
+def ray_gangs(
+    cluster: Cluster,
+    settings: LaunchSettings,
+    files: JobFiles,
+    *,
+    secrets_of: Callable[[Job], Mapping[str, str]],
+    previous_step: Callable[[JobId], int],
+    gpu_evidence: Callable[[Sequence[str]], Awaitable[tuple[Fact, ...]]],
+    post: Callable[[Sequence[ev.Event]], None],
+    progress: Callable[[JobId, int, int, ProgressSnapshot], None],
+    pool: Pool,
+    log: FilteringBoundLogger,
+) -> tuple[Gangs, GangCalls]:
+    """Create the gang runtime for this cluster, and the interface that queries running ranks."""
+    ray, nodes, paths = cluster.ray, cluster.nodes, settings.paths
+
+    def reports() -> Mapping[str, NodeReport]:
+        return nodes.reports
+
+    call: Callable[[Callable[[], Any]], Awaitable[Any]] = partial(ray.call, seconds=RPC_SECONDS)
+    table = GangTable(RayRankActors(cluster.site, ray, nodes), call)
+    calls = GangCalls(ray, nodes, table, post=post, log=log)
+    relay = EventRelay(
+        calls,
+        files,
+        paths,
+        reports=reports,
+        gpu_evidence=gpu_evidence,
+        check_head=cluster.check_head,
+        post=post,
+        progress=progress,
+        log=log,
+        same_clock=cluster.site.embedded,
+    )
+    launcher = Launcher(
+        settings,
+        table,
+        calls,
+        relay,
+        files,
+        reports=reports,
+        secrets_of=secrets_of,
+        previous_step=previous_step,
+        pool=pool,
+        post=post,
+    )
+    ender = Ender(table, calls, relay, nodes, files, until_connected=ray.until_connected, post=post)
+    gangs = Gangs(
+        table,
+        launcher,
+        ender,
+        files,
+        paths,
+        silent=lambda: nodes.silent,
+        check_head=cluster.check_head,
+        post=post,
+        log=log,
+    )
+    return gangs, calls

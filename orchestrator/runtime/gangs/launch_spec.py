@@ -1,27 +1,40 @@
-"""Builds each rank's launch plan from a job's record and its gang's seats. Pure."""
+"""What an attempt starts with: each rank's launch plan, made from a job's record and its gang's seats, and the checkpoint.
+
+A script that saves through ``context()`` finds its checkpoint itself. orch chooses one (``ORCH_RESUME_FROM``,
+``${checkpoint}``) for scripts that save by themselves, and for entry points that take a path; that reads and verifies
+files, and blocks. Plans are pure.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from orchestrator.checkpoint.external.external_checkpoints import ExternalCheckpoints
+from orchestrator.checkpoint.external.watched_glob import WatchSettings
 from orchestrator.checkpoint.repository.persister import StoreSettings
+from orchestrator.checkpoint.repository.repository import CheckpointRepository
 from orchestrator.runtime.nodes.directories import fork_socket_in, fork_socket_name, page_name, snapshot_directory
 from orchestrator.runtime.ranks.launch_spec import RankPlan, SnapshotPlan
-from orchestrator.runtime.ranks.runtime_env import parts_of
 from orchestrator.runtime.spawn.environment import node_environment, rank_environment
 from orchestrator.runtime.spawn.rank_locks import tree_mark
-from orchestrator.spec.entrypoint import Entrypoint, cold_start_variables, parse_entrypoint, with_checkpoint
-from orchestrator.spec.paths import exit_record_name
+from orchestrator.spec.entrypoint import (
+    CHECKPOINT,
+    Entrypoint,
+    cold_start_variables,
+    parse_entrypoint,
+    with_checkpoint,
+)
 from orchestrator.train.trainer.config.sources import TRAINER_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from orchestrator.checkpoint.external.watched_glob import WatchSettings
+    from orchestrator.checkpoint.external.resume_choice import Note
+    from orchestrator.checkpoint.storage.info import CheckpointInfo
     from orchestrator.core.events import Seat
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.ranks.logs import LogLimits
@@ -47,27 +60,6 @@ class Places:
     umask: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NodeGroup:
-    """A gang's seats on one node, by LOCAL_RANK. ``number`` counts the gang's nodes, as torchrun's GROUP_RANK does."""
-
-    number: int
-    seats: tuple[Seat, ...]
-
-    @property
-    def gpu_ids(self) -> tuple[str, ...]:
-        """Return all of the job's GPU ids on the node, in the order of LOCAL_RANK; a GPU that ranks share appears once."""
-        return tuple(dict.fromkeys(gpu for seat in self.seats for gpu in seat.gpu_ids))
-
-
-def node_groups(seats: Sequence[Seat]) -> dict[str, NodeGroup]:
-    """Return the gang's seats by node id; nodes in the order of their first rank."""
-    by_node: dict[str, list[Seat]] = {}
-    for seat in seats:
-        by_node.setdefault(seat.node_id, []).append(seat)
-    return {node_id: NodeGroup(number, tuple(on)) for number, (node_id, on) in enumerate(by_node.items())}
-
-
 def rank_plans(
     job: Job, seats: Sequence[Seat], master: tuple[str, int], places: Mapping[str, Places]
 ) -> Iterator[RankPlan]:
@@ -75,131 +67,100 @@ def rank_plans(
 
     What ranks have in common is built once for each node: a plan costs the same in a gang of any size.
     """
-    groups = node_groups(seats)
-    common = _Common(job)
-    makers: dict[str, _NodePlans] = {}
-    local_ranks = dict.fromkeys(groups, 0)
+    entry = parse_entrypoint(job.spec.entrypoint)
+    by_node: dict[str, list[Seat]] = {}  # in the order of their first rank, as torchrun counts GROUP_RANK
     for seat in seats:
-        node_id = seat.node_id
-        if node_id not in makers:  # one at a time: all nodes together would block the event loop
-            makers[node_id] = _NodePlans(job, common, groups[node_id], len(groups), len(seats), master, places[node_id])
-        yield makers[node_id].plan(seat.rank, local_ranks[node_id])
-        local_ranks[seat.node_id] += 1
-
-
-class _Folders(NamedTuple):
-    """Directories of one job: its attempt's exit records, its logs, its checkpoints. Text, as in plans."""
-
-    exits: str
-    logs: str
-    checkpoints: str
-
-
-class _Common:
-    """Common parts of an attempt's plans on all nodes, each computed once."""
-
-    def __init__(self, job: Job) -> None:
-        self.entry = parse_entrypoint(job.spec.entrypoint)
-        self.socket_name = fork_socket_name(job.submission.python)
-        self._job = job
-        self._folders: dict[Paths, _Folders] = {}
-
-    def folders(self, paths: Paths) -> _Folders:
-        """Return the job's directories in a home; nodes that share a home have the same."""
-        found = self._folders.get(paths)
-        if found is None:
-            exits = paths.attempt_exits(self._job.id, self._job.attempt_number)
-            logs = paths.logs(self._job.id)
-            found = self._folders[paths] = _Folders(str(exits), str(logs), checkpoint_dir(self._job, paths))
-        return found
-
-
-class _NodePlans:
-    """Builds the plans of an attempt's ranks on one node."""
-
-    def __init__(
-        self,
-        job: Job,
-        common: _Common,
-        group: NodeGroup,
-        nodes: int,
-        world_size: int,
-        master: tuple[str, int],
-        places: Places,
-    ) -> None:
-        entry, folders = with_checkpoint(common.entry, places.resume_from), common.folders(places.paths)
-        self._job_id, self._attempt, self._places = job.id, job.attempt_number, places
-        # Text, not paths: joining paths for a thousand ranks takes longer than all the rest.
-        self._pages = str(places.page_dir)
-        self._exits = folders.exits
-        python = job.submission.python  # resolved for the entry point at submission
-        # Ranks on other nodes could not read what rank 0 left in shared memory.
-        snapshots = _snapshots(job, places) if nodes == 1 else None
-        job_env = {**job.spec.env, **places.secrets}
-        self._env = node_environment(
-            base={**places.base_env, "PATH": job.submission.path},
-            job_env=job_env,
-            job_id=job.id,
-            attempt=self._attempt,
-            world_size=world_size,
-            local_world_size=len(group.seats),
-            group_rank=group.number,
-            group_world_size=nodes,
-            master_addr=master[0],
-            master_port=master[1],
-            restart_count=self._attempt - 1,
-            max_restarts=job.spec.retry.max_restarts.infra,
-            visible_gpus=() if places.simulated else group.gpu_ids,
-            vendor="" if places.simulated else places.vendor,
-            checkpoint_dir=folders.checkpoints,
-            resume_from=places.resume_from,
-            previous_step=places.previous_step,
-            working_dir=places.work_dir,
-            extra=_own_settings(job, snapshots),
+        by_node.setdefault(seat.node_id, []).append(seat)
+    local_ranks = dict.fromkeys(by_node, 0)
+    common: dict[str, dict[str, Any]] = {}
+    for seat in seats:
+        node_id, place, local_rank = seat.node_id, places[seat.node_id], local_ranks[seat.node_id]
+        if node_id not in common:  # one at a time: all nodes together would block the event loop
+            common[node_id] = _common_to_node(
+                job, entry, list(by_node), node_id, by_node[node_id], len(seats), master, place
+            )
+        page = f"{place.page_dir}/{page_name(job.id, seat.rank)}"
+        env = rank_environment(
+            common[node_id]["env"],
+            rank=seat.rank,
+            local_rank=local_rank,
+            progress_path=page,
+            process_tree=tree_mark(place.node_dir, job.id, seat.rank),
         )
-        mode, target, args = _what_to_run(entry, python)
-        self._common: dict[str, Any] = {
-            "job_id": job.id,
-            "attempt": self._attempt,
-            "mode": mode,
-            "target": target,
-            "args": args,
-            "python_options": entry.python_options if mode != "command" else (),
-            "cwd": places.work_dir,
-            "threads": _threads(self._env),
-            "cold": bool(cold_start_variables(job_env)),
-            "python": python,
-            "fork_socket": str(fork_socket_in(places.node_dir, common.socket_name)),
-            "log_dir": folders.logs,
-            "previous_step": places.previous_step,
-            "memory_bytes": job.spec.resources.resources_per_worker.memory_bytes or None,
-            "runtime_env": parts_of(job.spec.runtime_env),
-            "snapshots": snapshots,
-            "progress_pattern": job.spec.health.progress.pattern if job.spec.health.progress else "",
-            "log_policies": tuple((p.pattern, p.action) for p in job.spec.retry.log_policies),
-            "secrets": tuple(places.secrets.values()),
-            "log_limits": places.log_limits,
-            "umask": places.umask,
-            "idle_seconds": job.spec.interactive.idle_limit.total_seconds() if job.spec.interactive else None,
-        }
-
-    def plan(self, rank: int, local_rank: int) -> RankPlan:
-        places = self._places
-        page = f"{self._pages}/{page_name(self._job_id, rank)}"
-        return RankPlan(
-            rank=rank,
-            env=rank_environment(
-                self._env,
-                rank=rank,
-                local_rank=local_rank,
-                progress_path=page,
-                process_tree=tree_mark(places.node_dir, self._job_id, rank),
-            ),
-            exit_record=f"{self._exits}/{exit_record_name(rank)}",
-            page=page,
-            watch=places.watch if rank == 0 else None,
-            **self._common,
+        exit_record = str(place.paths.exit_record(job.id, job.attempt_number, seat.rank))
+        watch = place.watch if seat.rank == 0 else None
+        yield RankPlan(
+            **common[node_id] | {"env": env}, rank=seat.rank, page=page, exit_record=exit_record, watch=watch
         )
+        local_ranks[node_id] += 1
+
+
+def _common_to_node(
+    job: Job,
+    entry: Entrypoint,
+    nodes: list[str],
+    node_id: str,
+    seats: Sequence[Seat],
+    world_size: int,
+    master: tuple[str, int],
+    place: Places,
+) -> dict[str, Any]:
+    """Return the fields that the plans of an attempt's ranks on one node share; ``env`` lacks each rank's own variables."""
+    spec, submission, attempt = job.spec, job.submission, job.attempt_number
+    entry = with_checkpoint(entry, place.resume_from)
+    # Ranks on other nodes could not read what rank 0 left in shared memory.
+    snapshots = _snapshots(job, place) if len(nodes) == 1 else None
+    job_env = {**spec.env, **place.secrets}
+    # All of the job's GPU ids on the node, in the order of LOCAL_RANK; a GPU that ranks share appears once.
+    gpu_ids = tuple(dict.fromkeys(gpu for seat in seats for gpu in seat.gpu_ids))
+    env = node_environment(
+        base={**place.base_env, "PATH": submission.path},
+        job_env=job_env,
+        job_id=job.id,
+        attempt=attempt,
+        world_size=world_size,
+        local_world_size=len(seats),
+        group_rank=nodes.index(node_id),
+        group_world_size=len(nodes),
+        master_addr=master[0],
+        master_port=master[1],
+        restart_count=attempt - 1,
+        max_restarts=spec.retry.max_restarts.infra,
+        visible_gpus=() if place.simulated else gpu_ids,
+        vendor="" if place.simulated else place.vendor,
+        checkpoint_dir=checkpoint_dir(job, place.paths),
+        resume_from=place.resume_from,
+        previous_step=place.previous_step,
+        working_dir=place.work_dir,
+        extra=_own_settings(job, snapshots),
+    )
+    mode, target, args = _what_to_run(entry, submission.python)
+    threads = env.get("OMP_NUM_THREADS", "")
+    return {
+        "job_id": job.id,
+        "attempt": attempt,
+        "mode": mode,
+        "target": target,
+        "args": args,
+        "python_options": entry.python_options if mode != "command" else (),
+        "cwd": place.work_dir,
+        "env": env,
+        "threads": int(threads) if threads.isdigit() and int(threads) > 0 else None,
+        "cold": bool(cold_start_variables(job_env)),
+        "python": submission.python,  # resolved for the entry point at submission
+        "fork_socket": str(fork_socket_in(place.node_dir, fork_socket_name(submission.python))),
+        "log_dir": str(place.paths.logs(job.id)),
+        "previous_step": place.previous_step,
+        "memory_bytes": spec.resources.resources_per_worker.memory_bytes or None,
+        "runtime_env": tuple(name for name in ("pip", "py_modules") if getattr(spec.runtime_env, name)),
+        "snapshots": snapshots,
+        "progress_pattern": spec.health.progress.pattern if spec.health.progress else "",
+        "log_policies": tuple((policy.pattern, policy.action) for policy in spec.retry.log_policies),
+        "secrets": tuple(place.secrets.values()),
+        "log_limits": place.log_limits,
+        "umask": place.umask,
+        "idle_seconds": spec.interactive.idle_limit.total_seconds() if spec.interactive else None,
+    }
 
 
 def checkpoint_dir(job: Job, paths: Paths) -> str:
@@ -233,40 +194,24 @@ def _snapshots(job: Job, places: Places) -> SnapshotPlan:
 
 
 def _own_settings(job: Job, snapshots: SnapshotPlan | None) -> dict[str, str]:
-    return _checkpoint_settings(job, snapshots) | _trainer_settings(job) | _elastic_settings(job)
-
-
-def _checkpoint_settings(job: Job, snapshots: SnapshotPlan | None) -> dict[str, str]:
+    """Return the variables by which ``orchestrator.train`` learns the job's settings."""
     checkpoint = job.spec.checkpoint
     settings = {"ORCH_CHECKPOINT_KEEP": str(checkpoint.keep)}
-    match checkpoint.interval:
-        case int(steps):
-            settings["ORCH_CHECKPOINT_INTERVAL"] = str(steps)
-        case timedelta() as time:
-            settings["ORCH_CHECKPOINT_INTERVAL"] = f"{time.total_seconds():g}s"
-        case _:
-            pass
+    if isinstance(checkpoint.interval, int):
+        settings["ORCH_CHECKPOINT_INTERVAL"] = str(checkpoint.interval)
+    elif isinstance(checkpoint.interval, timedelta):
+        settings["ORCH_CHECKPOINT_INTERVAL"] = f"{checkpoint.interval.total_seconds():g}s"
     if snapshots is not None:
         settings["ORCH_SNAPSHOT_DIR"] = snapshots.directory
     if checkpoint.score_attribute is not None:
         settings["ORCH_CHECKPOINT_KEEP_BEST"] = str(checkpoint.keep_best or checkpoint.keep)
         settings["ORCH_CHECKPOINT_SCORE_ATTRIBUTE"] = checkpoint.score_attribute
         settings["ORCH_CHECKPOINT_SCORE_ORDER"] = checkpoint.score_order or "min"
+    if job.spec.trainer:
+        settings[TRAINER_VARIABLE] = json.dumps(job.spec.trainer)
+    if job.elastic is not None:
+        settings["ORCH_ELASTIC"] = f"{job.size.least}-{job.size.most}"
     return settings
-
-
-def _trainer_settings(job: Job) -> dict[str, str]:
-    trainer = job.spec.trainer
-    return {TRAINER_VARIABLE: json.dumps(trainer)} if trainer else {}
-
-
-def _elastic_settings(job: Job) -> dict[str, str]:
-    return {"ORCH_ELASTIC": f"{job.size.least}-{job.size.most}"} if job.elastic is not None else {}
-
-
-def _threads(env: Mapping[str, str]) -> int | None:
-    threads = env.get("OMP_NUM_THREADS", "")
-    return int(threads) if threads.isdigit() and int(threads) > 0 else None
 
 
 def _what_to_run(entry: Entrypoint, python: str) -> tuple[str, str, tuple[str, ...]]:
@@ -274,3 +219,63 @@ def _what_to_run(entry: Entrypoint, python: str) -> tuple[str, str, tuple[str, .
         return entry.kind, entry.target, entry.args
     program = python if entry.python is not None else entry.argv[0]
     return "command", program, tuple(entry.argv[1:])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """Path or URL of the checkpoint to resume from (None: none), and a sentence for each that was found damaged.
+
+    ``notes`` describe other changes to the script's own files; ``found`` is the newest valid one of them.
+    """
+
+    path: str | None
+    problems: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
+    found: CheckpointInfo | None = None
+
+
+def watch_settings(job: Job, paths: Paths) -> WatchSettings | None:
+    """Return the settings of ``checkpoint.watch``; None where it is not set."""
+    checkpoint = job.spec.checkpoint
+    if checkpoint.watch is None:
+        return None
+    return WatchSettings(
+        pattern=checkpoint.watch,
+        directory=job.submission.work_dir,
+        registry=str(paths.job(job.id) / "watched"),
+        keep=checkpoint.keep,
+    )
+
+
+def newest_checkpoint(job: Job, paths: Paths, secrets: Mapping[str, str], reached: int = 0) -> Resumption:
+    """Return the checkpoint for the job's current attempt: its own newest valid one, else the one it was submitted with.
+
+    ``reached`` is the highest reported step. Raises OSError when the files cannot be reached.
+    """
+    settings = watch_settings(job, paths)
+    if settings is not None:
+        return _from_watched(job, ExternalCheckpoints(settings), reached)
+    if CHECKPOINT in job.spec.entrypoint and job.attempt_number > 1:
+        store = CheckpointRepository(
+            checkpoint_dir(job, paths), attempt=job.attempt_number, environ=store_environ(job, secrets)
+        )
+        good = store.latest_good()
+        return Resumption(
+            path=good.path if good is not None else job.submission.resume_from, problems=store.quarantined
+        )
+    return Resumption(path=job.submission.resume_from)
+
+
+def _from_watched(job: Job, files: ExternalCheckpoints, reached: int) -> Resumption:
+    attempt = job.attempt_number
+    if attempt == 1:
+        files.adopt_none()
+        return Resumption(path=job.submission.resume_from)
+    files.scan(attempt=attempt - 1, writer_ended=True, step_at=lambda _: reached or None)
+    good = files.newest_good(attempt=attempt)
+    return Resumption(
+        path=good or job.submission.resume_from,
+        problems=tuple(files.problems),
+        notes=tuple(files.notes),
+        found=files.newest_info() if good else None,
+    )

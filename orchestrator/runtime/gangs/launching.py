@@ -13,11 +13,10 @@ from orchestrator.core.facts.gangs import ActorLost, FilesNotSent, NodeLost, Rec
 from orchestrator.runtime.forkserver.masking import Masker
 from orchestrator.runtime.gangs.errors import GangLostError, NodeFilesError, NodeGoneError
 from orchestrator.runtime.gangs.event_mapping import resumed, seats_of
-from orchestrator.runtime.gangs.launch_spec import Places, checkpoint_dir, rank_plans
-from orchestrator.runtime.gangs.orders import ask
-from orchestrator.runtime.gangs.resume_source import newest_checkpoint, watch_settings
+from orchestrator.runtime.gangs.launch_spec import Places, checkpoint_dir, newest_checkpoint, rank_plans, watch_settings
+from orchestrator.runtime.gangs.rank_rpc import ask
 from orchestrator.runtime.nodes.working_copy import renew
-from orchestrator.runtime.ranks.actor import rendezvous_of
+from orchestrator.runtime.ranks.rank_events import rendezvous_of
 from orchestrator.spec.paths import Paths, exit_record_name
 
 if TYPE_CHECKING:
@@ -25,11 +24,10 @@ if TYPE_CHECKING:
 
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
-    from orchestrator.runtime.gangs.files.job_files import JobFiles
-    from orchestrator.runtime.gangs.gang import Gang
-    from orchestrator.runtime.gangs.orders import Orders
+    from orchestrator.runtime.gangs.job_files import JobFiles
+    from orchestrator.runtime.gangs.rank_rpc import GangCalls
     from orchestrator.runtime.gangs.relay import EventRelay
-    from orchestrator.runtime.gangs.table import GangTable
+    from orchestrator.runtime.gangs.table import Gang, GangTable
     from orchestrator.runtime.nodes.agent import NodeReport
     from orchestrator.runtime.pools import Pool
     from orchestrator.runtime.ranks.logs import LogLimits
@@ -56,7 +54,7 @@ class Launcher:
         self,
         settings: LaunchSettings,
         table: GangTable,
-        orders: Orders,
+        calls: GangCalls,
         relay: EventRelay,
         files: JobFiles,
         *,
@@ -68,7 +66,7 @@ class Launcher:
     ) -> None:
         self._settings = settings
         self._table = table
-        self._orders = orders
+        self._calls = calls
         self._relay = relay
         self._files = files
         self._reports = reports
@@ -82,7 +80,7 @@ class Launcher:
         gang = await self._table.attach(job)
         placed = bool(gang.greetings)
         if not placed:
-            gang.greetings = await self._orders.hello(job, gang)
+            gang.greetings = await self._calls.hello(job, gang)
         seats = seats_of(gang.greetings, self._reports())
         if not placed and seats != job.seats:
             self._post([ev.GangPlaced(job_id=job.id, at=clock.now(), gang=job.gang, seats=seats)])
@@ -141,7 +139,7 @@ class Launcher:
         nodes = {seat.node_id for seat in seats}
         by_node = {node_id: replace(self._places(job, node_id, secrets, previous), **overrides) for node_id in nodes}
         plans = rank_plans(job, seats, master, by_node)
-        await ask([a.launch.remote(p) for a, p in zip(gang.actors, plans, strict=True)])
+        await ask([actor.launch.remote(plan) for actor, plan in zip(gang.actors, plans, strict=True)])
 
     async def _prepare(self, gang: Gang, attempt: int) -> tuple[str, int]:
         """Return the rendezvous address and port, once no older attempt runs.
@@ -162,9 +160,11 @@ class Launcher:
         try:
             storage = checkpoint_dir(job, self._settings.paths)
             # A URL names the same place on every node.
-            if "://" not in storage and (blind := await self._files.blind(storage, apart)):
+            if "://" not in storage and (unable_to_read := await self._files.unable_to_read(storage, apart)):
                 path = str(job.spec.checkpoint.storage_path)
-                raise GangLostError(StorageUnseen(rank=job.nodes.index(blind[0]), node=blind[0], storage_path=path))
+                raise GangLostError(
+                    StorageUnseen(rank=job.nodes.index(unable_to_read[0]), node=unable_to_read[0], storage_path=path)
+                )
             await self._files.ship(job)
         except NodeGoneError as error:
             raise GangLostError(NodeLost(node=error.node_id), node_lost=True) from error

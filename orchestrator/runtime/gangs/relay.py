@@ -3,36 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from orchestrator import clock
 from orchestrator.checkpoint.errors import NOT_FAILING
 from orchestrator.core import events as ev
 from orchestrator.core.conformance import repaired
-from orchestrator.core.facts.notes import RankUnreachable, Reachable, StartedCold
+from orchestrator.core.facts.notes import RankUnreachable, Reachable, ReportLeftOut, StartedCold
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.gangs.errors import as_lost
 from orchestrator.runtime.gangs.event_mapping import (
     exited,
     gang_lost,
     in_memory,
-    last_words,
     noted,
+    recorded_exits,
+    repaired_event,
+    repaired_progress,
     saved,
     saves_fail_of,
     seats_of,
 )
-from orchestrator.runtime.gangs.files.progress_pages import ProgressPages
-from orchestrator.runtime.gangs.patience import Patience
-from orchestrator.runtime.gangs.reports import usable, usable_event
+from orchestrator.runtime.gangs.rank_rpc import Timeouts
 from orchestrator.runtime.node_clock import moved
 from orchestrator.runtime.ranks.rank_events import AS_ASKED, PollCursor
 from orchestrator.spec.entrypoint import cold_start_variables
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
     from structlog.typing import FilteringBoundLogger
 
@@ -40,39 +41,29 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.gangs.errors import GangLostError
-    from orchestrator.runtime.gangs.files.job_files import JobFiles
-    from orchestrator.runtime.gangs.gang import Gang
+    from orchestrator.runtime.gangs.job_files import JobFiles
+    from orchestrator.runtime.gangs.rank_rpc import GangCalls
+    from orchestrator.runtime.gangs.table import Gang
     from orchestrator.runtime.nodes.agent import NodeReport
     from orchestrator.runtime.ranks.rank_events import PollReply, RankEvent
     from orchestrator.spec.paths import Paths
     from orchestrator.train.script.progress import ProgressSnapshot
 
-LATE_ANSWERS: Final = 3
-"""How many polls in a row an actor may leave unanswered before it is ended; a stopped one is ended after the first."""
 
-
-class Actors(Protocol):
-    """Handles a rank's actor that does not answer."""
-
-    async def is_stopped(self, job: Job, rank: int) -> bool:
-        """Whether the actor is known to be stopped."""
-        ...
-
-    async def end_actor(self, job: Job, rank: int) -> None:
-        """End the actor."""
-        ...
+LATE_ANSWERS: Final = 2
+"""How many polls in a row an actor may leave unanswered before it is ended."""
 
 
 class EventRelay:
     """Relays events. ``post`` takes events for the record; ``progress`` takes a rank's newest progress.
 
-    ``pages`` reads the progress of ranks on this machine. ``reports`` gives the newest report of each node,
-    ``gpu_evidence`` the driver's evidence about GPUs. ``check_head`` reports all gangs as lost if Ray's head is ending.
+    ``reports`` gives the newest report of each node, ``gpu_evidence`` the driver's evidence about GPUs. ``check_head``
+    reports all gangs as lost if Ray's head is ending. ``same_clock``: all ranks run on the daemon's machine.
     """
 
     def __init__(
         self,
-        actors: Actors,
+        calls: GangCalls,
         files: JobFiles,
         paths: Paths,
         *,
@@ -82,11 +73,11 @@ class EventRelay:
         post: Callable[[Sequence[ev.Event]], None],
         progress: Callable[[JobId, int, int, ProgressSnapshot], None],
         log: FilteringBoundLogger,
-        pages: ProgressPages | None = None,
-        patience: Patience | None = None,
+        same_clock: bool = False,
+        timeouts: Timeouts | None = None,
         now: Callable[[], float] = clock.now,
     ) -> None:
-        self._actors = actors
+        self._calls = calls
         self._files = files
         self._paths = paths
         self._reports = reports
@@ -95,8 +86,8 @@ class EventRelay:
         self._post = post
         self._progress = progress
         self._log = log
-        self._pages = pages or ProgressPages(None, progress, log)
-        self._patience = patience or Patience()
+        self._same_clock = same_clock
+        self._timeouts = timeouts or Timeouts()
         self._now = now
 
     def watch(self, job: Job, gang: Gang, attempt: int) -> None:
@@ -110,8 +101,6 @@ class EventRelay:
             asyncio.create_task(self.follow(job, gang, attempt, rank), name=f"watch-{job.id}-{rank}")
             for rank in range(job.num_workers)
         ]
-        if self._pages.sees(job):
-            gang.watchers.append(asyncio.create_task(self._pages.run(job, gang, attempt), name=f"pages-{job.id}"))
 
     async def follow(self, job: Job, gang: Gang, attempt: int, rank: int) -> None:
         """Follow a rank until it ends. A report that cannot be processed is logged and skipped."""
@@ -122,18 +111,18 @@ class EventRelay:
                 self._log.exception("gang.watcher_failed", job=job.id, attempt=attempt, rank=rank)
                 gang.gone.discard(rank)  # may have been set before the failure: the events are reported again
                 gang.cursors.pop(rank, None)
-                await asyncio.sleep(self._patience.retry_seconds)
+                await asyncio.sleep(self._timeouts.retry_seconds)
             else:
                 return
 
     async def _follow(self, job: Job, gang: Gang, attempt: int, rank: int) -> None:
         """Process one rank's events, from first to last; an actor that dies loses the gang."""
-        late, patience = 0, self._patience
+        late, timeouts = 0, self._timeouts
         while rank not in gang.gone:
             try:
                 reply: PollReply = await within(
-                    patience.poll_seconds + patience.order_seconds,
-                    gang.actors[rank].poll.remote(attempt, _cursor(gang, rank), patience.poll_seconds),
+                    timeouts.poll_seconds + timeouts.order_seconds,
+                    gang.actors[rank].poll.remote(attempt, gang.cursors.get(rank, PollCursor()), timeouts.poll_seconds),
                 )
             except asyncio.CancelledError:
                 raise
@@ -154,36 +143,35 @@ class EventRelay:
 
     async def _unreached(self, job: Job, gang: Gang, rank: int, error: Exception, late: int) -> None:
         """Handle an actor that has not answered ``late`` polls."""
-        if isinstance(error, TimeoutError) and (late >= LATE_ANSWERS or await self._actors.is_stopped(job, rank)):
-            await self._actors.end_actor(job, rank)
+        if isinstance(error, TimeoutError) and late >= LATE_ANSWERS:
+            await self._calls.end_actor(job, rank)
         if rank not in gang.unreached:
             gang.unreached.add(rank)
             self._post([noted(job.id, RankUnreachable(rank=rank, said=str(error)), degraded=True)])
-        await asyncio.sleep(self._patience.retry_seconds)
+        await asyncio.sleep(self._timeouts.retry_seconds)
 
     async def _actor_lost(self, job: Job, gang: Gang, attempt: int, lost: GangLostError) -> None:
-        words: Sequence[ev.Event] = ()
+        exits: Sequence[ev.Event] = ()
         await self._check_head(node_lost=lost.node_lost)
         try:
             await self._files.bring_ends(job)
-            words = [
-                replace(word, exit=moved(word.exit, gang.clocks[word.exit.rank].behind))
-                if isinstance(word, ev.RankExited)
-                else word
-                for word in last_words(self._paths, job.id, attempt, job.num_workers, lost)
+            exits = [
+                replace(each, exit=moved(each.exit, gang.clocks[each.exit.rank].behind))
+                if isinstance(each, ev.RankExited)
+                else each
+                for each in recorded_exits(self._paths, job.id, attempt, job.num_workers, lost)
             ]
         except Exception:  # the loss is reported even if the ends cannot be read
             self._log.exception("gang.ends_not_read", job=job.id, attempt=attempt)
-        self._post([*words, gang_lost(job.id, gang.number, lost)])
+        self._post([*exits, gang_lost(job.id, gang.number, lost)])
 
     async def _take_reply(self, job: Job, gang: Gang, attempt: int, rank: int, reply: PollReply) -> None:
         """Process an actor's reply. A part that fails is skipped, so that the rest and the next reply still count."""
-        left_out = partial(gang.left_out.of, job.id, rank, post=self._post, log=self._log)
-        sent_at = reply.sent_at
-        behind = 0.0 if self._pages.local else gang.clocks[rank].heard(sent_at, self._now())
+        left_out = partial(self._left_out, job, gang, rank)
+        behind = 0.0 if self._same_clock else gang.clocks[rank].heard(reply.sent_at, self._now())
         if reply.progress is not None:
             with left_out("its progress"):
-                gang.newest[rank] = snapshot = moved(usable(reply.progress), behind)
+                gang.newest[rank] = snapshot = moved(repaired_progress(reply.progress), behind)
                 self._progress(job.id, attempt, rank, snapshot)
         if reply.processes is not None:
             gang.processes[rank] = replace(repaired(reply.processes)[0], rank=rank)
@@ -199,14 +187,23 @@ class EventRelay:
         if any(event.kind != "started" for event in reply.events):  # what ended it may be ending the head as well
             await self._check_head()
         if reply.events:  # the rank's end is reported, whatever its progress page says
-            reported_events = [moved(usable_event(event), behind) for event in reply.events]
+            reported_events = [moved(repaired_event(event), behind) for event in reply.events]
             events = await self._with_gpu_evidence(gang, rank, reported_events)
             if facts := facts_of(job, gang, attempt, rank, events, self._now()):
                 self._post(facts)
-            if any(event.kind == "started" for event in events):
-                self._pages.open(job, gang, rank)
-            if any(event.kind != "started" for event in events):  # its last report has arrived with this end
-                gang.close_pages([rank])
+
+    @contextmanager
+    def _left_out(self, job: Job, gang: Gang, rank: int, part: str) -> Iterator[None]:
+        """Continue after an error in the block: log it, and add a note to the job, once for each part."""
+        try:
+            yield
+        except Exception as error:
+            note = ReportLeftOut(rank=rank, part=part, error_type=type(error).__name__)
+            if note in gang.left_out:
+                return
+            gang.left_out.add(note)
+            self._log.exception("gang.report_left_out", job=job.id, rank=rank, what=part)
+            self._post([noted(job.id, note)])
 
     async def _with_gpu_evidence(self, gang: Gang, rank: int, events: Sequence[RankEvent]) -> Sequence[RankEvent]:
         """Add the driver's evidence about the rank's GPUs to a failure among the events."""
@@ -222,18 +219,6 @@ class EventRelay:
             replace(e, exit=replace(e.exit, evidence=(*e.exit.evidence, *found))) if e.exit and found else e
             for e in events
         ]
-
-
-def _cursor(gang: Gang, rank: int) -> PollCursor:
-    known = gang.cursors.get(rank, PollCursor())
-    return PollCursor(
-        event=known.event,
-        progress=known.progress,
-        persisted=known.persisted,
-        processes=known.processes,
-        terminal=known.terminal,
-        reads_page=rank in gang.pages,
-    )
 
 
 def facts_of(job: Job, gang: Gang, attempt: int, rank: int, events: Sequence[RankEvent], now: float) -> list[ev.Event]:

@@ -1,55 +1,69 @@
-"""Table of the gangs that the daemon has attached: each once, from what exists in Ray."""
+"""State of the gangs that the daemon has attached, each once; all of it can be found again in Ray."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Protocol
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from orchestrator.runtime.gangs.gang import Gang
-from orchestrator.runtime.gangs.reuse.expiry import Expiry
+from orchestrator.runtime.node_clock import NodeClock
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection
 
     from orchestrator.core.diagnosis.observation import ProcessSeen, StorageSeen, TerminalSeen
+    from orchestrator.core.facts.notes import ReportLeftOut
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
-    from orchestrator.runtime.gangs.reuse.origin import Origin
+    from orchestrator.runtime.gangs.actors import RayRankActors
+    from orchestrator.runtime.ranks.rank_events import PollCursor, RankGreeting
+    from orchestrator.train.script.progress import ProgressSnapshot
 
 
-class RankActors(Protocol):
-    """Finds, creates and removes the actors of gangs. Calls block."""
+@dataclass(slots=True)
+class Gang:
+    """The gang's actors by rank, their first answers, and the relay's record of the attempt ``watching``."""
 
-    def find_or_create(self, job: Job, *, create: bool) -> list[Any]:
-        """Return the gang's actors by rank. Raises GangLostError."""
-        ...
+    number: int
+    actors: list[Any]
+    greetings: list[RankGreeting] = field(default_factory=list)
+    watching: int = 0
+    watchers: list[asyncio.Task[None]] = field(default_factory=list)
+    started: dict[int, int] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
+    unreached: set[int] = field(default_factory=set)
+    newest: dict[int, ProgressSnapshot] = field(default_factory=dict)
+    processes: dict[int, ProcessSeen] = field(default_factory=dict)
+    storage: dict[int, StorageSeen] = field(default_factory=dict)
+    terminals: dict[int, TerminalSeen] = field(default_factory=dict)
+    cursors: dict[int, PollCursor] = field(default_factory=dict)
+    failing: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """The present failure of each rank's saves, over all attempts."""
+    clocks: defaultdict[int, NodeClock] = field(default_factory=lambda: defaultdict(NodeClock))
+    left_out: set[ReportLeftOut] = field(default_factory=set)
+    """The parts of reports that were skipped."""
 
-    def remove(self, job: Job) -> None:
-        """Remove everything of the gang."""
-        ...
+    def begin(self, attempt: int) -> None:
+        """Start with an empty record of ``attempt``."""
+        self.watching = attempt
+        self.started, self.gone, self.newest, self.unreached, self.cursors = {}, set(), {}, set(), {}
+        self.processes, self.storage, self.terminals = {}, {}, {}
 
-    def park(self, job: Job, actors: Sequence[Any]) -> bool:
-        """Keep the gang's actors for another job; return whether they are kept."""
-        ...
-
-    def end_unknown(self, jobs: Collection[Job]) -> dict[Origin, int]:
-        """Remove the gangs that none of ``jobs`` holds; return them, and the number of their ranks."""
-        ...
-
-    def remove_parked(self) -> bool:
-        """Remove gangs that have been kept for long enough; return whether others are kept."""
-        ...
+    def unwatch(self) -> None:
+        """Stop recording reports of the attempt."""
+        for task in self.watchers:
+            task.cancel()
 
 
 class GangTable:
     """The known gangs. ``call`` runs a blocking function with a deadline."""
 
-    def __init__(self, actors: RankActors, call: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
+    def __init__(self, actors: RayRankActors, call: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
         self._actors = actors
         self._call = call
         self._gangs: dict[JobId, Gang] = {}
         self._calls: dict[JobId, asyncio.Task[Any]] = {}
-        self._expiry = Expiry(lambda: call(actors.remove_parked))
 
     def known(self, job_id: JobId) -> Gang | None:
         """Return the gang that was last attached for the job."""
@@ -60,25 +74,10 @@ class GangTable:
         gang = self._gangs.get(job.id)
         return gang if gang is not None and gang.number == job.gang else None
 
-    def actors_up(self, job: Job) -> tuple[Any, ...]:
-        """Return the actors of the job's current attempt, by rank; none while its ranks are not up."""
+    def watched(self, job: Job) -> Gang | None:
+        """Return the job's gang while the ranks of its current attempt are followed."""
         gang = self.current(job)
-        return tuple(gang.actors) if gang is not None and gang.watching == job.attempt_number else ()
-
-    def processes(self, job: Job) -> Mapping[int, ProcessSeen]:
-        """Return the last known state of the processes of the job's current attempt, by rank."""
-        gang = self.current(job)
-        return dict(gang.processes) if gang is not None and gang.watching == job.attempt_number else {}
-
-    def storage(self, job: Job) -> Mapping[int, StorageSeen]:
-        """Return the last known state of the checkpoint storage of the job's current attempt, by rank."""
-        gang = self.current(job)
-        return dict(gang.storage) if gang is not None and gang.watching == job.attempt_number else {}
-
-    def terminals(self, job: Job) -> Mapping[int, TerminalSeen]:
-        """Return the last known state of the terminals of the job's current attempt, by rank."""
-        gang = self.current(job)
-        return dict(gang.terminals) if gang is not None and gang.watching == job.attempt_number else {}
+        return gang if gang is not None and gang.watching == job.attempt_number else None
 
     async def attach(self, job: Job, *, create: bool = True) -> Gang:
         """Return the gang's actors: those in memory, those in Ray, or, for a gang never placed, new ones."""
@@ -94,22 +93,10 @@ class GangTable:
         """Remove everything of the gang from Ray."""
         await self._in_order(job.id, lambda: self._actors.remove(job))
 
-    async def park(self, job: Job) -> bool:
-        """Keep the gang's actors in Ray for another job, for some seconds; return whether they are kept."""
-        gang = self.current(job)
-        if gang is None or not await self._in_order(job.id, lambda: self._actors.park(job, gang.actors)):
-            return False
-        self._expiry.begin()
-        return True
-
-    async def end_unknown(self, jobs: Collection[Job]) -> dict[Origin, int]:
-        """Remove the gangs that none of ``jobs`` holds; return them, and the number of their ranks."""
-        found: dict[Origin, int] = await self._call(lambda: self._actors.end_unknown(jobs))
+    async def end_unknown(self, jobs: Collection[Job]) -> dict[tuple[str, int], int]:
+        """Remove the gangs that none of ``jobs`` holds; return the number of ranks by job and gang."""
+        found: dict[tuple[str, int], int] = await self._call(lambda: self._actors.end_unknown(jobs))
         return found
-
-    def remove_left(self) -> None:
-        """Begin to remove the gangs that an earlier daemon parked: they hold their reservations, and no job takes them."""
-        self._expiry.begin(0.0)
 
     def drop(self, job_id: JobId) -> None:
         """Forget the job's gang."""
@@ -128,7 +115,7 @@ class GangTable:
     async def close(self) -> None:
         """Stop watching; everything continues to run."""
         tasks: list[asyncio.Task[Any]] = [task for gang in self._gangs.values() for task in gang.watchers]
-        tasks += [*self._calls.values(), *([self._expiry.task] if self._expiry.task else [])]
+        tasks += self._calls.values()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -10,13 +10,10 @@ from orchestrator.clock import SteadyClock
 from orchestrator.core.facts.gangs import ActorMissing, ActorNotPlaced, NodeLost, StoppedUnplaced
 from orchestrator.core.scheduler.resources import rank_size
 from orchestrator.runtime.gangs.errors import GangLostError
-from orchestrator.runtime.memory.agenda import Agenda
-from orchestrator.runtime.memory.checkpoints import Checkpoints, Saved, path_of
-from orchestrator.runtime.memory.network import Network
-from orchestrator.runtime.memory.nodes import MemoryNode, UnsafeOrderError
-from orchestrator.runtime.memory.ranks import MemoryActor, Process, Processes
-from orchestrator.runtime.memory.scripts import Script
-from orchestrator.runtime.ranks.actor import FENCE_SECONDS, LEASE_SECONDS
+from orchestrator.runtime.memory.network import Agenda, Network
+from orchestrator.runtime.memory.nodes import Checkpoints, MemoryNode, Saved, UnsafeOrderError, path_of
+from orchestrator.runtime.memory.ranks import MemoryActor, Process, Processes, Script
+from orchestrator.runtime.ranks.rank_events import FENCE_SECONDS, LEASE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -41,7 +38,7 @@ class MemoryCluster:
     """Nodes, and what runs on them. ``script_of`` gives the script of a job's ranks.
 
     Time passes in ``step`` and ``run_until`` only; ``now`` is the time, which no clock's step changes. Faults are
-    injected by ``injection.py``. An order that must never be given (a GPU twice, two attempts at once) raises
+    injected by ``faults.py``. An order that must never be given (a GPU twice, two attempts at once) raises
     UnsafeOrderError where it arrives.
     """
 

@@ -1,27 +1,24 @@
-"""Faults as data. A schedule is a tuple of times (of the agenda) and faults; ``injection.py`` carries them out.
+"""Faults as data. A schedule is a tuple of times (of the agenda) and faults.
 
-``job`` is a job's id. A fault without its target changes nothing, so that any schedule can be run and shrunk.
+``job`` is a job's id. ``inject`` carries a fault out now; without its target it changes nothing, so that any schedule
+can be run and shrunk.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-_SIGKILL = 9
+from orchestrator.core.facts import gangs as causes
+from orchestrator.core.ids import JobId
+from orchestrator.core.states import StopScope
+from orchestrator.runtime.memory.ranks import KILLED, Exit
 
+if TYPE_CHECKING:
+    from orchestrator.runtime.memory.cluster import MemoryCluster
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
-    """End of a rank's process: an exit code or a signal, the exception of its script, the steps that it reported."""
-
-    code: int | None = None
-    signal: int | None = None
-    error_type: str = ""
-    error_message: str = ""
-    log_tail: tuple[str, ...] = ()
-    last_step: int | None = None
-    total_steps: int | None = None
+_RETRY_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +27,12 @@ class RankDies:
 
     job: str
     rank: int
-    exit: Exit = Exit(signal=_SIGKILL)
+    exit: Exit = KILLED
+
+    def inject(self, cluster: MemoryCluster) -> None:
+        process = cluster.processes.of_rank(JobId(self.job), self.rank)
+        if process is not None:
+            process.end(self.exit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,11 @@ class RankHangs:
 
     job: str
     rank: int
+
+    def inject(self, cluster: MemoryCluster) -> None:
+        process = cluster.processes.of_rank(JobId(self.job), self.rank)
+        if process is not None:
+            process.hangs = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +57,16 @@ class StopSeen:
     exit_code: int = 0
     machine: bool = False
 
+    def inject(self, cluster: MemoryCluster) -> None:
+        process = cluster.processes.of_rank(JobId(self.job), self.rank)
+        if process is None:
+            return
+        if not self.machine:
+            process.terminate(exit_code=self.exit_code, scope=StopScope.RANK)
+            return
+        for other in [p for p in cluster.processes if p.actor.node is process.actor.node]:
+            other.terminate(exit_code=self.exit_code, scope=StopScope.MACHINE)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorDies:
@@ -57,6 +74,11 @@ class ActorDies:
 
     job: str
     rank: int
+
+    def inject(self, cluster: MemoryCluster) -> None:
+        gang = cluster.gangs.get(JobId(self.job))
+        if gang is not None and self.rank < len(gang.actors) and gang.actors[self.rank].node.alive:
+            gang.actors[self.rank].die(causes.ActorLost(rank=self.rank))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +88,27 @@ class NodeLost:
     node: str
     cut_off: bool = False
 
+    def inject(self, cluster: MemoryCluster) -> None:
+        node = cluster.nodes.get(self.node)
+        if node is not None and node.alive:
+            cluster.lose_node(node, cut_off=self.cut_off)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReturns:
     """A lost node returns, empty, once its cut-off ranks have ended."""
 
     node: str
+
+    def inject(self, cluster: MemoryCluster) -> None:
+        node = cluster.nodes.get(self.node)
+        if node is None or node.alive:
+            return
+        if any(p.actor.node is node for p in cluster.processes):
+            cluster.agenda.after(_RETRY_SECONDS, partial(self.inject, cluster))
+            return
+        node.alive = True
+        node.held.clear()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +117,11 @@ class NodeSilent:
 
     node: str
 
+    def inject(self, cluster: MemoryCluster) -> None:
+        node = cluster.nodes.get(self.node)
+        if node is not None and node.alive:
+            node.silent = True
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAnswers:
@@ -87,10 +129,25 @@ class NodeAnswers:
 
     node: str
 
+    def inject(self, cluster: MemoryCluster) -> None:
+        node = cluster.nodes.get(self.node)
+        if node is None:
+            return
+        node.silent = False
+        waiting, node.waiting = node.waiting, []
+        for deliver in waiting:
+            deliver()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadLost:
     """Ray's head dies, and with it every actor and every rank."""
+
+    def inject(self, cluster: MemoryCluster) -> None:
+        for gang in list(cluster.gangs.values()):
+            for actor in gang.actors:
+                actor.die(causes.HeadLost(rank=actor.rank), kill=actor.node.alive)
+            cluster.remove(gang.job_id, gang.number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +157,14 @@ class GpuLost:
     node: str
     index: int
 
+    def inject(self, cluster: MemoryCluster) -> None:
+        node = cluster.nodes.get(self.node)
+        if node is None or not 0 <= self.index < int(node.node.gpus):
+            return
+        node.lost.add(self.index)
+        for process in [p for p in cluster.processes if p.actor.node is node and self.index in p.actor.gpus]:
+            process.end(Exit(code=1, error_type="RuntimeError", error_message="CUDA error: device not found"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyLost:
@@ -107,6 +172,9 @@ class ReplyLost:
 
     job: str
     count: int = 1
+
+    def inject(self, cluster: MemoryCluster) -> None:
+        cluster.network.lost[self.job] += self.count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +184,9 @@ class ReplyRepeated:
     job: str
     count: int = 1
 
+    def inject(self, cluster: MemoryCluster) -> None:
+        cluster.network.repeated[self.job] += self.count
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slow:
@@ -124,15 +195,25 @@ class Slow:
     node: str
     seconds: float
 
+    def inject(self, cluster: MemoryCluster) -> None:
+        if self.node in cluster.nodes:
+            cluster.nodes[self.node].slow = self.seconds
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskFull:
     """All writes fail: checkpoints, and (where the store reads ``MemoryCluster.disk_full``) the record."""
 
+    def inject(self, cluster: MemoryCluster) -> None:
+        cluster.disk_full = True
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskFreed:
     """The disk has space again."""
+
+    def inject(self, cluster: MemoryCluster) -> None:
+        cluster.disk_full = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,12 +222,18 @@ class CheckpointBroken:
 
     job: str
 
+    def inject(self, cluster: MemoryCluster) -> None:
+        cluster.checkpoints.break_newest(JobId(self.job))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockSteps:
     """The wall clock of the daemon's machine steps by ``seconds``."""
 
     seconds: float
+
+    def inject(self, cluster: MemoryCluster) -> None:
+        cluster.wall_ahead += self.seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +242,10 @@ class ClockSkew:
 
     node: str
     seconds: float
+
+    def inject(self, cluster: MemoryCluster) -> None:
+        if self.node in cluster.nodes:
+            cluster.nodes[self.node].clock_ahead = self.seconds
 
 
 Fault: TypeAlias = (
@@ -179,3 +270,9 @@ Fault: TypeAlias = (
 )
 
 Schedule: TypeAlias = tuple[tuple[float, Fault], ...]
+
+
+def schedule(cluster: MemoryCluster, faults: Schedule) -> None:
+    """Inject each fault at its time."""
+    for when, fault in faults:
+        cluster.agenda.at(when, partial(fault.inject, cluster))

@@ -1,4 +1,4 @@
-"""One rank: its actor with numbered events, and its process with its exit record.
+"""One rank: its script, its actor with numbered events, and its process with its exit record.
 
 As on Ray, an attempt is launched once, orders of older attempts are refused, an attempt that is stopped before its
 launch never starts, and an attempt's events stay available to any cursor.
@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from orchestrator.core import events
 from orchestrator.core.states import EndOrder
 from orchestrator.runtime.gangs.errors import GangLostError
-from orchestrator.runtime.memory.checkpoints import Saved
-from orchestrator.runtime.memory.faults import Exit
-from orchestrator.runtime.memory.nodes import UnsafeOrderError
-from orchestrator.runtime.ranks.rank_events import RankEvent
+from orchestrator.runtime.memory.nodes import Saved, UnsafeOrderError
+from orchestrator.runtime.ranks.rank_events import RankEvent, StaleAttemptError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,15 +24,43 @@ if TYPE_CHECKING:
     from orchestrator.core.facts.gangs import GangFault
     from orchestrator.core.ids import JobId
     from orchestrator.core.states import StopScope
-    from orchestrator.runtime.memory.agenda import Agenda
+    from orchestrator.runtime.memory.network import Agenda
     from orchestrator.runtime.memory.nodes import MemoryNode
-    from orchestrator.runtime.memory.scripts import Script
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """A training script, for the runtime's purposes. Times are seconds.
+
+    ``seconds`` is how long a rank takes from step 0 to its end; None: until it is ended. A resumed attempt takes the
+    rest. ``save_every`` is the interval of rank 0's saves. ``stop_takes`` is the time from SIGTERM to a rank's end;
+    None: it ignores SIGTERM.
+    """
+
+    seconds: float | None = None
+    exit_code: int = 0
+    save_every: float | None = None
+    stop_takes: float | None = 0.0
+    stop_exit_code: int = 0
+
 
 _FIRST_PID: Final = 1000
 
 
-class StaleAttemptError(Exception):
-    """An order names an attempt that a newer one has replaced."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """End of a rank's process: an exit code or a signal, the exception of its script, the steps that it reported."""
+
+    code: int | None = None
+    signal: int | None = None
+    error_type: str = ""
+    error_message: str = ""
+    log_tail: tuple[str, ...] = ()
+    last_step: int | None = None
+    total_steps: int | None = None
+
+
+KILLED: Final = Exit(signal=9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +235,7 @@ class Process:
         """Send SIGKILL to the whole tree, as ordered."""
         if self.alive:
             self.ordered = order
-        self.end(Exit(signal=9))
+        self.end(KILLED)
 
     def terminate(self, *, exit_code: int | None = None, scope: StopScope | None = None) -> None:
         """Send SIGTERM: the script saves and ends, unless it hangs or ignores the signal."""
@@ -283,7 +309,7 @@ class Processes:
         """Return the job's running processes, in the order in which they started."""
         return tuple(self._running.get(job_id, {}).values())
 
-    def one(self, job_id: JobId, rank: int) -> Process | None:
+    def of_rank(self, job_id: JobId, rank: int) -> Process | None:
         """Return the running process of a rank."""
         return self._running.get(job_id, {}).get(rank)
 

@@ -27,7 +27,7 @@ from orchestrator.runtime.nodes.health_check import check_node
 from orchestrator.runtime.own_thread import in_own_thread
 from orchestrator.runtime.spawn.client import ForkServerClient, Hello, start_fork_server
 from orchestrator.runtime.spawn.lifeline import ForkServerError
-from orchestrator.runtime.spawn.rank_locks import clear_locks, end_tree, is_stopped, lock_is_clear, rank_lock_path
+from orchestrator.runtime.spawn.rank_locks import clear_locks, end_tree, lock_is_clear, rank_lock_path
 from orchestrator.spec.plain_files import read_plain
 
 if TYPE_CHECKING:
@@ -202,10 +202,6 @@ class NodeAgent:
         if lock_is_clear(path):
             return True
         return await in_own_thread(lambda: end_tree(path, seconds))
-
-    async def is_stopped(self, pid: int) -> bool:
-        """Whether the process of this node is stopped by a signal or a debugger."""
-        return is_stopped(pid)
 
     async def shut_down(self, *, remove: bool) -> None:
         """End the node's fork servers once no job is left, and wait; ``remove`` also removes the node's directories."""

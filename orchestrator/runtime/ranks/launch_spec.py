@@ -1,9 +1,15 @@
-"""The launch plan of one rank of one attempt, as the daemon sends it to the rank's actor."""
+"""The launch plan of one rank of one attempt, as the daemon sends it to the rank's actor (``gangs/launch_spec.py`` makes it).
+
+A plan extends the request to the fork server, so it is the only form of what a rank needs to start. An actor imports this
+module when its plan arrives, on the way to the rank's first step, so it imports little.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.runtime.forkserver.wire import SpawnRequest
 from orchestrator.runtime.ranks.logs import LogLimits
@@ -13,6 +19,8 @@ if TYPE_CHECKING:
 
     from orchestrator.checkpoint.external.watched_glob import WatchSettings
     from orchestrator.checkpoint.repository.persister import StoreSettings
+
+_MADE_BY_RAY: Final = "/runtime_resources/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,3 +59,27 @@ class RankPlan(SpawnRequest):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "record", {"job": self.job_id, "attempt": self.attempt, "rank": self.rank})
+
+
+def inside(plan: RankPlan, environ: Mapping[str, str], executable: str) -> RankPlan:
+    """Return a rank's plan for an actor that runs in what Ray installed: its modules, its interpreter, a cold start.
+
+    ``environ`` and ``executable`` are the actor's own.
+    """
+    if not plan.runtime_env:
+        return plan
+    env = dict(plan.env)
+    search = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if _MADE_BY_RAY in part]
+    if search:
+        env["PYTHONPATH"] = os.pathsep.join([*search, *filter(None, [env.get("PYTHONPATH")])])
+    if "pip" not in plan.runtime_env:
+        return replace(plan, env=env, cold=True)
+    home = Path(executable).parent
+    env |= {"VIRTUAL_ENV": str(home.parent), "PATH": f"{home}{os.pathsep}{env.get('PATH', '')}"}
+    env.setdefault("PYTHONUNBUFFERED", "1")
+    if plan.mode == "command":
+        target = executable if plan.target == plan.python else plan.target
+        return replace(plan, env=env, cold=True, target=target)
+    program = ("-m", plan.target) if plan.mode == "module" else (plan.target,)
+    args = (*plan.python_options, *program, *plan.args)
+    return replace(plan, env=env, cold=True, mode="command", target=executable, args=args, python_options=())

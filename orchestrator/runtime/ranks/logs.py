@@ -1,23 +1,33 @@
-"""Writes a rank's output to disk, in the rank's actor. ``log_reading.py`` reads it, also after the job has ended.
+"""A rank's log: written by its actor, read by the daemon, also after the job has ended.
 
 One file per attempt and rank, ``attempt-0001/rank-00000.log``; a line is ``TIME STREAM TEXT``, TIME in seconds since the
 epoch with microseconds, STREAM ``o`` or ``e`` (capitals: the line continues in the next one). Files are capped: a full
 one becomes ``.log.1``, older ones are renumbered, the oldest is removed. Secrets are masked before they reach the disk.
+
+The job's own processes can write to the files, so a reader opens only regular files, a line has a maximum length, and
+memory holds one piece of each rank's log.
 """
 
 from __future__ import annotations
 
 import errno
+import heapq
 import os
+import re
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from itertools import islice
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, TypeVar
 
+from orchestrator.abandoned import stop_if_abandoned
+from orchestrator.core.conformance import is_time
 from orchestrator.private_files import make_private, open_private
 from orchestrator.runtime.forkserver.masking import Masker
+from orchestrator.spec.plain_files import NotPlainFileError, open_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
 TAIL_LINES: Final = 40
@@ -108,12 +118,16 @@ class LogWriter:
             b"".join(self._stamped("e", self._masker.data(line.encode(errors="replace")), at) for line in lines)
         )
 
-    def close(self, at: float) -> None:
-        """Write an unfinished last line, and close."""
+    def end_lines(self, at: float) -> None:
+        """Write unfinished last lines: the rank writes no more."""
         for stream, rest in self._partial.items():
             if rest:
                 self._write(self._line(stream, rest, at))
         self._partial = {"o": b"", "e": b""}
+
+    def close(self, at: float) -> None:
+        """Write unfinished last lines, and close."""
+        self.end_lines(at)
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -157,14 +171,19 @@ class LogWriter:
     def _rotate(self, file: int) -> int:
         os.close(file)
         self._file = None
-        for number in range(self._limits.keep_files, 0, -1):
-            source = self._path.with_name(f"{self._path.name}.{number - 1}") if number > 1 else self._path
-            if source.exists():
-                source.replace(self._path.with_name(f"{self._path.name}.{number}"))
+        renumber(self._path, self._limits.keep_files)
         self._file = _append_to(self._path)
         os.ftruncate(self._file, 0)  # reuse the file where no full file is kept
         self._size = 0
         return self._file
+
+
+def renumber(path: Path, keep_files: int) -> None:
+    """Rename a full log and the older ones beside it: ``.log`` to ``.log.1``, and so on; the oldest is replaced."""
+    for number in range(keep_files, 0, -1):
+        source = path.with_name(f"{path.name}.{number - 1}") if number > 1 else path
+        if source.exists():
+            source.replace(path.with_name(f"{path.name}.{number}"))
 
 
 def _append_to(path: Path) -> int:
@@ -178,3 +197,274 @@ def _clipped(text: str) -> str:
         return text
     half = TAIL_CHARACTERS // 2
     return f"{text[:half]} [{len(text) - 2 * half} characters left out] {text[-half:]}"
+
+
+LARGEST_PIECE_BYTES: Final = 256 * 1024
+SMALLEST_PIECE_BYTES: Final = 8 * 1024
+ALL_PIECES_BYTES: Final = 16 * 1024 * 1024
+"""Size of the pieces of all ranks together, as far as the minimum size allows."""
+BATCH_LINES: Final = 1000
+LONGEST_READ_BYTES: Final = 8 * LONGEST_LINE_BYTES
+"""Longest line: one read of a pipe plus what was kept before is shorter; longer lines are skipped."""
+MAX_SKIPPED_BYTES: Final = 32 * 1024 * 1024
+"""Most bytes read in a row from a file in which no log line is found: it is not a log."""
+_LONGEST_STAMP: Final = 32
+_ATTEMPT = re.compile(r"attempt-(\d{1,9})")
+_FILE = re.compile(r"rank-(\d{1,9})\.log(?:\.(\d{1,4}))?")
+_UNREADABLE: Final = "[orch] {name} is left out: {why}"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """One file of a rank's log, identified by its inode: rotation changes its name."""
+
+    path: Path
+    inode: int
+    attempt: int
+    rank: int
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return str(self.path.parent), self.inode
+
+
+class LogReader:
+    """Reads the lines of a job, or of one of its attempts or ranks; lines of several ranks are merged by time.
+
+    Attempts before ``first_attempt`` are skipped. Not thread-safe.
+    """
+
+    def __init__(
+        self, directory: Path, *, attempt: int | None = None, rank: int | None = None, first_attempt: int = 0
+    ) -> None:
+        self._directory = directory
+        self._attempt = attempt
+        self._first_attempt = first_attempt
+        self._rank = rank
+        self._offsets: dict[tuple[str, int], int] = {}
+        self._reported: set[tuple[str, int]] = set()
+
+    def batches(self, since: float | None = None) -> Iterator[list[LogEntry]]:
+        """Return every line that was added since the last call, oldest first; with ``since``, those from that time on."""
+        for streams in self._attempts():
+            piece = _piece_bytes(len(streams))
+            lines = heapq.merge(*(self._forward(files, since, piece) for files in streams), key=attrgetter("at"))
+            chosen = lines if since is None else (entry for entry in lines if entry.at >= since)
+            yield from batched(chosen, BATCH_LINES)
+
+    def last(self, count: int, since: float | None = None) -> list[LogEntry]:
+        """Return the newest ``count`` lines, oldest first. ``batches`` then returns the lines after them."""
+        attempts = self._attempts()
+        # Positions first: lines that arrive during this call are for the next one.
+        self._offsets |= {file.key: self._end(file) for streams in attempts for files in streams for file in files}
+        found: list[LogEntry] = []
+        for streams in reversed(attempts):
+            piece = _piece_bytes(len(streams))
+            # Among lines with the same time, those of the higher rank come last, and so first here.
+            ranks = [self._backward(files, since, piece) for files in reversed(streams)]
+            found += islice(heapq.merge(*ranks, key=attrgetter("at"), reverse=True), count - len(found))
+        return found[::-1]
+
+    # -- which files there are
+
+    def _attempts(self) -> list[list[list[_File]]]:
+        """Return the files by attempt and rank, all oldest first."""
+        return [streams for number, folder in self._folders() if (streams := self._streams(number, folder))]
+
+    def _folders(self) -> list[tuple[int, Path]]:
+        found = []
+        for entry in _entries_of(self._directory):
+            match = _ATTEMPT.fullmatch(entry.name)
+            if match is None or not entry.is_dir(follow_symlinks=False):
+                continue
+            number = int(match[1])
+            if number >= self._first_attempt and self._attempt in (None, number):
+                found.append((number, self._directory / entry.name))
+        return sorted(found)
+
+    def _streams(self, attempt: int, folder: Path) -> list[list[_File]]:
+        ranks: dict[int, list[tuple[int, _File]]] = {}
+        for entry in _entries_of(folder):
+            match = _FILE.fullmatch(entry.name)
+            if match is None or self._rank not in (None, int(match[1])):
+                continue
+            rank, age = int(match[1]), int(match[2] or 0)
+            ranks.setdefault(rank, []).append((-age, _File(folder / entry.name, entry.inode(), attempt, rank)))
+        return [[file for _, file in sorted(files, key=lambda each: each[0])] for _, files in sorted(ranks.items())]
+
+    # -- one rank's files
+
+    def _forward(self, files: Sequence[_File], since: float | None, piece: int) -> Iterator[LogEntry]:
+        for file in files:
+            handle = self._open(file)
+            if isinstance(handle, LogEntry):
+                yield handle
+            elif handle is not None:
+                try:
+                    if since is not None and (facts := os.fstat(handle)).st_mtime < since:
+                        self._offsets[file.key] = facts.st_size  # all its lines are older
+                        continue
+                    yield from self._read_on(handle, file, piece)
+                finally:
+                    os.close(handle)
+
+    def _backward(self, files: Sequence[_File], since: float | None, piece: int) -> Iterator[LogEntry]:
+        for file in reversed(files):
+            handle = self._open(file)
+            if isinstance(handle, LogEntry):
+                yield handle
+            elif handle is not None:
+                try:
+                    for entry in _read_back(handle, self._offsets[file.key], file, piece):
+                        if since is not None and entry.at < since:
+                            return
+                        yield entry
+                finally:
+                    os.close(handle)
+
+    def _open(self, file: _File) -> int | LogEntry | None:
+        """Open the file under its current name; return a line about a failure, once; None for a removed file."""
+        try:
+            return _open_inode(file)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if file.key in self._reported:
+                return None
+            self._reported.add(file.key)
+            text = _UNREADABLE.format(name=file.path.name, why=error.strerror)
+            return LogEntry(at=_changed_at(file.path), attempt=file.attempt, rank=file.rank, stream="stderr", text=text)
+
+    def _read_on(self, handle: int, file: _File, piece: int) -> Iterator[LogEntry]:
+        end = os.fstat(handle).st_size
+        at = found = min(self._offsets.get(file.key, 0), end)  # less: the file was truncated
+        while at < end and at - found <= MAX_SKIPPED_BYTES:
+            stop_if_abandoned()
+            data = os.pread(handle, min(piece, end - at), at)
+            whole = data.rfind(b"\n") + 1
+            if not whole:
+                data = os.pread(handle, min(LONGEST_READ_BYTES, end - at), at)
+                whole = data.rfind(b"\n") + 1
+            if whole:
+                at += whole
+            elif len(data) == LONGEST_READ_BYTES:
+                at = _after_newline(handle, at, min(end, at + MAX_SKIPPED_BYTES))
+            else:  # the unfinished last line
+                return
+            self._offsets[file.key] = at
+            for entry in _entries(data[:whole], file):
+                found = at
+                yield entry
+        if at < end:
+            self._offsets[file.key] = end
+
+    def _end(self, file: _File) -> int:
+        """Return the position after the file's last whole line."""
+        try:
+            handle = _open_inode(file)
+        except OSError:
+            return 0
+        try:
+            size = os.fstat(handle).st_size
+            start = max(0, size - LONGEST_READ_BYTES)
+            whole = os.pread(handle, size - start, start).rfind(b"\n") + 1
+            return start + whole if whole else (0 if start == 0 else size)
+        finally:
+            os.close(handle)
+
+
+def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yield the items in lists of at most ``size``; as ``itertools.batched`` of Python 3.12."""
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch
+
+
+def _entries_of(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _open_inode(file: _File) -> int:
+    """Open the file by its inode. Raises FileNotFoundError when no name of the rank's log refers to it any more."""
+    stem = file.path.name.partition(".log")[0]
+    for path in (file.path, *sorted(file.path.parent.glob(f"{stem}.log*"))):
+        try:
+            handle = open_plain(path)
+        except FileNotFoundError:
+            continue
+        except NotPlainFileError:
+            if path == file.path:
+                raise
+            continue
+        if os.fstat(handle).st_ino == file.inode:
+            return handle
+        os.close(handle)
+    raise FileNotFoundError(file.path)
+
+
+def _after_newline(handle: int, at: int, end: int) -> int:
+    """Return the position after the next line break, or the end."""
+    while at < end:
+        stop_if_abandoned()
+        data = os.pread(handle, min(LARGEST_PIECE_BYTES, end - at), at)
+        found = data.find(b"\n")
+        if found >= 0:
+            return at + found + 1
+        if not data:
+            return end
+        at += len(data)
+    return end
+
+
+def _read_back(handle: int, end: int, file: _File, piece: int) -> Iterator[LogEntry]:
+    """Yield the lines before ``end``, the newest first."""
+    at = found = end
+    rest = b""
+    while at > 0 and found - at <= MAX_SKIPPED_BYTES:
+        stop_if_abandoned()
+        size = min(piece, at)
+        at -= size
+        data = os.pread(handle, size, at) + rest
+        first = data.find(b"\n") + 1 if at else 0  # the first line began in the previous piece
+        rest = data[:first] if first <= LONGEST_READ_BYTES else b""
+        for entry in reversed(list(_entries(data[first:], file))):
+            found = at
+            yield entry
+
+
+def _piece_bytes(streams: int) -> int:
+    return max(SMALLEST_PIECE_BYTES, min(LARGEST_PIECE_BYTES, ALL_PIECES_BYTES // max(streams, 1)))
+
+
+def _changed_at(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _entries(data: bytes, file: _File) -> Iterator[LogEntry]:
+    for line in data.split(b"\n"):
+        stamp, _, rest = line.partition(b" ")
+        if len(stamp) > _LONGEST_STAMP:
+            continue
+        stream, _, text = rest.partition(b" ")
+        try:
+            at = float(stamp)
+        except ValueError:  # a line torn by a power cut, or not written by orch
+            continue
+        if not is_time(at) or len(text) > LONGEST_READ_BYTES:
+            continue
+        yield LogEntry(
+            at=at,
+            attempt=file.attempt,
+            rank=file.rank,
+            stream="stderr" if stream.lower() == b"e" else "stdout",
+            text=text.decode(errors="replace"),
+        )

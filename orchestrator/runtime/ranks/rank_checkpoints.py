@@ -11,7 +11,7 @@ from orchestrator.checkpoint.external.watcher import FileWatcher
 from orchestrator.checkpoint.repository.persister import SnapshotPersister
 from orchestrator.core.diagnosis.observation import StorageSeen
 from orchestrator.private_files import make_private
-from orchestrator.runtime.ranks.secrets import masked_status
+from orchestrator.runtime.ranks.rank_events import masked_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,11 +103,3 @@ class RankCheckpoints:
         with contextlib.suppress(TimeoutError):  # the look continues; its result is reported later
             async with asyncio.timeout(LAST_LOOK_SECONDS):
                 await asyncio.shield(asyncio.to_thread(files.look))
-
-    async def close(self) -> None:
-        """Stop following, after the write in progress."""
-        persister, files = self._persister, self._files
-        self._persister, self._files = None, None
-        for source in (persister, files):
-            if source is not None:
-                await asyncio.to_thread(source.close)

@@ -1,15 +1,25 @@
-"""Reports of a rank's supervisor: numbered events, and the newest of everything else. Values only."""
+"""Reports of a rank's actor to the daemon: numbered events, and the newest of everything else.
+
+Events are numbered so that a restarted daemon can request those that it missed; calls of older attempts are refused.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+import asyncio
+import contextlib
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core.events import Exit  # noqa: TC001  # conformance.py reads the annotations
+from orchestrator.runtime.forkserver.masking import Masker
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from orchestrator.checkpoint.repository.status import PersisterStatus
+    from orchestrator.core.diagnosis.health import Frame, RankLook
     from orchestrator.core.diagnosis.observation import ProcessSeen, StorageSeen, TerminalSeen
+    from orchestrator.core.facts.fact import Fact
     from orchestrator.train.script.progress import ProgressSnapshot
 
 
@@ -41,8 +51,6 @@ class PollCursor:
     progress: int = 0
     persisted: int = 0
     processes: int = 0
-    reads_page: bool = False
-    """The caller reads the rank's progress page itself: a report on it alone ends no poll."""
     terminal: int = 0
 
 
@@ -61,3 +69,173 @@ class PollReply:
     terminal: TerminalSeen | None = None
     sent_at: float = 0.0
     """By the node's clock, as all other times."""
+
+
+LEASE_SECONDS: Final = 10.0
+FENCE_SECONDS: Final = LEASE_SECONDS + 4.0  # the lease, plus the longest check and its call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankGreeting:
+    """An actor's node, process id and GPU ids, and the attempts that it is prepared for and has launched."""
+
+    node_id: str
+    pid: int
+    address: str
+    gpu_ids: tuple[str, ...]
+    launched: int
+    port: int | None
+    highest_step: int
+    prepared: int = 0
+
+
+def rendezvous_of(greetings: Sequence[RankGreeting], attempt: int) -> tuple[str, int] | None:
+    """Return address and port of the attempt's rendezvous, if all of a gang's actors are prepared for it."""
+    first = greetings[0]
+    if first.port is None or any(greeting.prepared != attempt for greeting in greetings):
+        return None
+    return first.address, first.port
+
+
+class StaleAttemptError(Exception):
+    """The call names an attempt that a newer one has replaced; nothing was done. Ask for the current attempt."""
+
+
+class AttemptFence:
+    """Refuses calls that name an older attempt than ``attempt``, the current one.
+
+    ``launched`` is the newest attempt that started its process, or was cancelled before; ``called_off`` is the newest
+    attempt that was ordered to end.
+    """
+
+    def __init__(self, job_id: str, rank: int) -> None:
+        self._job_id = job_id
+        self._rank = rank
+        self.attempt = 0
+        self.launched = 0
+        self.called_off = 0
+
+    def refuse_older(self, attempt: int) -> None:
+        """Raise StaleAttemptError for an attempt that a newer one has replaced."""
+        if attempt < self.attempt:
+            raise StaleAttemptError(
+                f"{self._job_id} rank {self._rank}: attempt {attempt} was replaced by {self.attempt}; nothing was done"
+            )
+
+
+def masked_event(event: RankEvent, masker: Masker) -> RankEvent:
+    """Mask an event: an exception's text, the last lines, the kernel's and the log policies' results."""
+    end = event.exit
+    if not masker or end is None:
+        return event
+    masked = replace(
+        end,
+        error_type=masker.text(end.error_type),
+        error_message=masker.text(end.error_message),
+        log_tail=tuple(map(masker.text, end.log_tail)),
+        evidence=tuple(_masked_fact(fact, masker) for fact in end.evidence),
+        policy_note=None if end.policy_note is None else _masked_fact(end.policy_note, masker),
+    )
+    return replace(event, exit=masked)
+
+
+def _masked_fact(fact: Fact, masker: Masker) -> Fact:
+    """Mask secrets in what the fact quotes."""
+    texts = {f.name: value for f in fields(fact) if isinstance(value := getattr(fact, f.name), str)}
+    return replace(fact, **{name: masker.text(value) for name, value in texts.items() if type(value) is str})
+
+
+def masked_progress(snapshot: ProgressSnapshot, masker: Masker) -> ProgressSnapshot:
+    """Mask a progress page: names chosen by the script, and texts about its checkpoints."""
+    if not masker:
+        return snapshot
+    facts = snapshot.checkpoint
+    return replace(
+        snapshot,
+        phase=masker.text(snapshot.phase),
+        metrics={masker.text(name): value for name, value in snapshot.metrics.items()},
+        checkpoint=replace(
+            facts,
+            failure=masker.text(facts.failure),
+            quarantined=tuple(map(masker.text, facts.quarantined)),
+            interval_reason=masker.text(facts.interval_reason),
+            snapshots_off=masker.text(facts.snapshots_off),
+        ),
+    )
+
+
+def masked_status(status: PersisterStatus | None, masker: Masker) -> PersisterStatus | None:
+    """Mask a snapshot's status: a storage error may quote the credentials."""
+    return replace(status, failure=masker.text(status.failure)) if status is not None and masker else status
+
+
+def masked_look(look: RankLook, masker: Masker) -> RankLook:
+    """Mask an inspection of the rank's processes: names of threads, functions, files and process groups are the script's."""
+    if not masker:
+        return look
+
+    def frame(each: Frame) -> Frame:
+        return replace(each, function=masker.text(each.function), file=masker.text(each.file))
+
+    return replace(
+        look,
+        threads=tuple(
+            replace(thread, name=masker.text(thread.name), frames=tuple(map(frame, thread.frames)))
+            for thread in look.threads
+        ),
+        problem=masker.text(look.problem),
+    )
+
+
+class EventLog:
+    """Numbered events. ``masker`` removes secrets from them."""
+
+    def __init__(self) -> None:
+        self._events: list[RankEvent] = []
+        self._news = asyncio.Event()
+        self.masker = Masker(())
+
+    def begin(self) -> None:
+        """Start an empty log for another attempt."""
+        self._events = []
+
+    def add(self, **fields: Any) -> None:
+        """Add an event and wake the waiters."""
+        self._events.append(masked_event(RankEvent(number=len(self._events) + 1, **fields), self.masker))
+        self._news.set()
+
+    def after(self, number: int) -> tuple[RankEvent, ...]:
+        """Return the events after this number."""
+        return tuple(event for event in self._events if event.number > number)
+
+    async def wait(self, seconds: float) -> None:
+        """Return at the next event, or after ``seconds``."""
+        self._news.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+
+    @property
+    def pid(self) -> int:
+        """The rank's process id; 0 before it has started."""
+        return next((event.pid for event in self._events if event.kind == "started"), 0)
+
+    @property
+    def exit(self) -> Exit | None:
+        """The exit of the process; None before it was reported."""
+        return next((event.exit for event in self._events if event.kind == "exited"), None)
+
+    @property
+    def exited(self) -> bool:
+        """Whether the exit of the process was reported."""
+        return any(event.kind == "exited" for event in self._events)
+
+    @property
+    def running(self) -> bool:
+        """Whether the process has started and its end was not reported."""
+        return bool(self._events) and not self.ended
+
+    @property
+    def ended(self) -> bool:
+        """Whether an end was reported: of the process, or of an attempt that never started."""
+        return any(event.kind != "started" for event in self._events)

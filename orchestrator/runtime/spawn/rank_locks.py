@@ -273,14 +273,6 @@ def _until_free(path: Path, seconds: float) -> bool:
     return True
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether the process is stopped by a signal or a debugger."""
-    try:
-        return linux.stat_fields(pid)[0] in _STOPPED
-    except OSError:
-        return False
-
-
 def kill_process(process: Identity) -> None:
     """Send SIGKILL to exactly this process, unless it has ended."""
     with contextlib.suppress(OSError):

@@ -23,7 +23,7 @@ from orchestrator.api.errors import (
 from orchestrator.api.server.testing import serve_fake
 from orchestrator.api.transport.session_stream import STDERR, STDOUT, End, Output, SessionStream
 from orchestrator.api.transport.wire import ConnectionLostError
-from orchestrator.runtime.ranks.sessions.messages import AttachRequest, CommandRequest, PortRequest, Terminal
+from orchestrator.runtime.ranks.session_messages import AttachRequest, CommandRequest, PortRequest, Terminal
 from tests.support.stack import PATIENCE_SECONDS, wait_until
 
 if TYPE_CHECKING:

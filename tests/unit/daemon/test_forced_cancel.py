@@ -11,10 +11,9 @@ from orchestrator.core.lifecycle.advance import FORCE_SECONDS, request_force
 from orchestrator.core.states import JobState
 from orchestrator.daemon.loop import Loop
 from orchestrator.runtime.memory import faults as f
-from orchestrator.runtime.memory import injection
 from orchestrator.runtime.memory.cluster import MemoryCluster
 from orchestrator.runtime.memory.gangs import MemoryGangs
-from orchestrator.runtime.memory.scripts import Script
+from orchestrator.runtime.memory.ranks import Script
 from orchestrator.store.memory import MemoryStore
 from tests.unit.core.builders import ID, T0, make_spec, node, submission
 from tests.unit.daemon.parts import LOG
@@ -72,7 +71,7 @@ class World:
         return await self.job()
 
     def inject(self, fault: f.Fault) -> None:
-        injection.inject(self.cluster, fault)
+        fault.inject(self.cluster)
 
     @property
     def alive(self) -> int:

@@ -14,7 +14,7 @@ from orchestrator.api.errors import RefusedError
 from orchestrator.api.server.testing import FAIL
 from orchestrator.cli.commands import sessions as attaching
 from orchestrator.cli.session import Session
-from orchestrator.runtime.ranks.sessions.messages import AttachRequest
+from orchestrator.runtime.ranks.session_messages import AttachRequest
 from tests.support.stack import wait_until
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A gang that ended well is kept for another job once its keepers have confirmed its end."""
+"""A gang is removed once its keepers have confirmed its end; what goes wrong with its outputs is a note."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from orchestrator.core import events as ev
 from orchestrator.core.job.record import Job
 from orchestrator.runtime.gangs.ending import Ender
-from orchestrator.runtime.gangs.gang import Gang
+from orchestrator.runtime.gangs.table import Gang
 from tests.unit.core.builders import T0, after, make_spec, pending, running
 
 RUNNING = running(pending(make_spec(workers=1)))
@@ -35,7 +35,6 @@ class Scene:
         table: Any = SimpleNamespace(
             known=lambda _id: self.gang,
             attach=self._attached,
-            park=self._park,
             remove=self._remove,
             drop=lambda _id: None,
         )
@@ -63,10 +62,6 @@ class Scene:
     async def _attached(self, _job: Job) -> Gang:
         return self.gang
 
-    async def _park(self, _job: Job) -> bool:
-        self.done.append("parked")
-        return True
-
     async def _remove(self, _job: Job) -> None:
         self.done.append("removed")
 
@@ -84,7 +79,7 @@ class Scene:
         self.notes += [event.note.said for event in events if isinstance(event, ev.JobNoted)]  # type: ignore[attr-defined]
 
 
-def test_a_gang_whose_end_is_confirmed_late_is_kept() -> None:
+def test_a_gang_that_ended_well_is_removed_when_its_end_is_confirmed() -> None:
     async def run() -> list[str]:
         assert SUCCEEDED.succeeded
         scene = Scene(SUCCEEDED)
@@ -96,7 +91,7 @@ def test_a_gang_whose_end_is_confirmed_late_is_kept() -> None:
         await release
         return scene.done
 
-    assert asyncio.run(run()) == ["parked", "gang_released"]
+    assert asyncio.run(run()) == ["removed", "gang_released"]
 
 
 def test_a_gang_that_did_not_end_well_is_removed_at_once() -> None:
@@ -130,7 +125,7 @@ def test_whatever_goes_wrong_with_the_outputs_is_a_note_and_the_gang_is_released
     finish: Callable[[], Awaitable[str]], said: str
 ) -> None:
     async def run() -> Scene:
-        scene = Scene(RUNNING, finish, collect_seconds=0.01)
+        scene = Scene(RUNNING, finish, collect_seconds=0.01 if finish is _hang else 600.0)
         await scene.ender.release(RUNNING)
         assert not scene.ender.end_collection(RUNNING.id)
         return scene

@@ -8,7 +8,7 @@ from ray.core.generated.common_pb2 import ActorDiedErrorContext
 
 from orchestrator.core.facts.gangs import ActorLost, ActorNotPlaced, EnvironmentFailed, NodeLost, RecordRestored
 from orchestrator.runtime.gangs.errors import as_lost, is_away
-from orchestrator.runtime.ranks.fence import StaleAttemptError
+from orchestrator.runtime.ranks.rank_events import StaleAttemptError
 
 
 def died(why: str) -> exceptions.ActorDiedError:

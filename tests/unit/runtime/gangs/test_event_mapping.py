@@ -18,10 +18,16 @@ from orchestrator.core.facts.notes import SaveFailed
 from orchestrator.core.ids import JobId
 from orchestrator.core.states import StopScope
 from orchestrator.runtime.gangs.errors import GangLostError
-from orchestrator.runtime.gangs.event_mapping import exited, in_memory, last_words, saved, saves_fail_of, seats_of
-from orchestrator.runtime.gangs.reports import usable_event
-from orchestrator.runtime.ranks.actor import RankGreeting
-from orchestrator.runtime.ranks.rank_events import RankEvent
+from orchestrator.runtime.gangs.event_mapping import (
+    exited,
+    in_memory,
+    recorded_exits,
+    repaired_event,
+    saved,
+    saves_fail_of,
+    seats_of,
+)
+from orchestrator.runtime.ranks.rank_events import RankEvent, RankGreeting
 from orchestrator.spec.paths import Paths
 from orchestrator.train.script.progress import ProgressSnapshot
 from tests.support.nodes import node_report
@@ -59,10 +65,10 @@ def test_an_exit_that_an_actor_tells_without_its_end_is_an_exit() -> None:
 
 def test_what_cannot_be_used_of_an_end_has_its_default() -> None:
     end = ev.Exit(rank=1, at=5.0, exit_code="1", signal=9, last_step=2.5, error_type="E")  # type: ignore[arg-type]
-    told = usable_event(RankEvent(number=2, kind="exited", at=5.0, exit=end))
+    told = repaired_event(RankEvent(number=2, kind="exited", at=5.0, exit=end))
     assert told.exit == ev.Exit(rank=1, at=5.0, exit_code=None, signal=9, error_type="E")
     broken = RankEvent(number=2, kind="exited", at=5.0, exit="no")  # type: ignore[arg-type]
-    assert usable_event(broken).exit is None
+    assert repaired_event(broken).exit is None
 
 
 def record(paths: Paths, rank: int, **fields: Any) -> None:
@@ -78,7 +84,7 @@ def test_last_words_are_the_exits_that_nobody_ordered(tmp_path: Path) -> None:
     record(paths, 1, signal=9, cause="lifeline")  # killed because its actor died
     error = {"type": "ValueError", "message": "boo", "traceback": "", "at": 8.5}
     record(paths, 3, exit_code=1, error=error)
-    words = last_words(paths, JOB, 1, 4, LOST)
+    words = recorded_exits(paths, JOB, 1, 4, LOST)
     assert [(w.exit.rank, w.exit.signal, w.exit.exit_code) for w in words if isinstance(w, ev.RankExited)] == [
         (0, 11, None),
         (3, None, 1),
@@ -90,7 +96,7 @@ def test_last_words_are_the_exits_that_nobody_ordered(tmp_path: Path) -> None:
 def test_ends_that_the_restored_record_has_yet_to_follow_are_no_news(tmp_path: Path) -> None:
     paths = Paths(home=tmp_path, socket=tmp_path / "s")
     record(paths, 0, signal=11)
-    assert last_words(paths, JOB, 1, 1, GangLostError(RecordRestored(attempt=3))) == []
+    assert recorded_exits(paths, JOB, 1, 1, GangLostError(RecordRestored(attempt=3))) == []
 
 
 def test_last_words_tell_that_a_rank_was_asked_to_stop(tmp_path: Path) -> None:
@@ -99,7 +105,7 @@ def test_last_words_tell_that_a_rank_was_asked_to_stop(tmp_path: Path) -> None:
     record(paths, 1, signal=9, cause="lifeline", keeper_terminated_at=7.0)  # killed with its actor, in the shutdown
     record(paths, 2, signal=9, cause="stop_deadline", stop_seen_at=8.0)  # orch requested the stop
     record(paths, 3, exit_code=0)  # of a keeper that recorded none of this
-    words = [w.exit for w in last_words(paths, JOB, 1, 4, LOST) if isinstance(w, ev.RankExited)]
+    words = [w.exit for w in recorded_exits(paths, JOB, 1, 4, LOST) if isinstance(w, ev.RankExited)]
     assert [(w.rank, w.exit_code, w.signal) for w in words] == [(0, 0, None), (1, None, 9), (3, 0, None)]
     told = [(w.stop_seen_at, w.stop_scope, w.last_step, w.total_steps) for w in words]
     assert told == [(7.0, StopScope.MACHINE, 11, 60), (7.0, StopScope.MACHINE, None, None), (None, None, None, None)]

@@ -16,20 +16,17 @@ from orchestrator.core.events import Exit
 from orchestrator.core.facts.notes import StartedCold
 from orchestrator.runtime.forkserver import launch
 from orchestrator.runtime.gangs.ending import Ender
-from orchestrator.runtime.gangs.gang import Gang
-from orchestrator.runtime.gangs.orders import Orders
-from orchestrator.runtime.gangs.patience import Patience
+from orchestrator.runtime.gangs.rank_rpc import GangCalls, Timeouts
 from orchestrator.runtime.gangs.relay import LATE_ANSWERS, EventRelay, facts_of
-from orchestrator.runtime.gangs.table import GangTable
+from orchestrator.runtime.gangs.table import Gang, GangTable
 from orchestrator.runtime.nodes.control_plane import end_worker
-from orchestrator.runtime.ranks.actor import RankGreeting
-from orchestrator.runtime.ranks.rank_events import AS_ASKED, PollCursor, PollReply, RankEvent
+from orchestrator.runtime.ranks.rank_events import AS_ASKED, PollCursor, PollReply, RankEvent, RankGreeting
 from orchestrator.spec.paths import Paths
 from orchestrator.train.script.progress import ProgressSnapshot
 from tests.unit.core.builders import make_spec, pending, running
 
 JOB = running(pending(make_spec(workers=1)))
-SHORT = Patience(order_seconds=0.05, poll_seconds=0.0, retry_seconds=0.0)
+SHORT = Timeouts(order_seconds=0.05, poll_seconds=0.0, retry_seconds=0.0)
 STORY = (
     RankEvent(number=1, kind="started", at=1.0, pid=7),
     RankEvent(number=2, kind="exited", at=2.0, exit=Exit(rank=0, at=2.0, exit_code=0, signal=None)),
@@ -93,23 +90,20 @@ def says(value: Any) -> Callable[..., Awaitable[Any]]:
 class Scene:
     """A gang of one rank with an actor that gives set answers, the posted events, and the actors that were ended."""
 
-    def __init__(
-        self, tmp_path: Path, poll: Remote, *, stopped: bool = True, patience: Patience = SHORT, **options: Any
-    ) -> None:
+    def __init__(self, tmp_path: Path, poll: Remote, *, timeouts: Timeouts = SHORT, **options: Any) -> None:
         self.posted: list[ev.Event] = []
         self.ended: list[Any] = []
-        agent = SimpleNamespace(is_stopped=Remote(says(stopped)))
-        nodes: Any = SimpleNamespace(silent={}, agent_for=lambda _node: agent)
+        nodes: Any = SimpleNamespace(silent={})
         ray: Any = SimpleNamespace(call=self._call)
         files: Any = SimpleNamespace(follow=lambda _job: None, bring_ends=says(OSError("no such node")))
         options = {"progress": lambda *_: None, "gpu_evidence": says(()), "check_head": says(None), **options}
-        common: Any = {"post": self.posted.extend, "log": structlog.get_logger(), "patience": patience}
+        common: Any = {"post": self.posted.extend, "log": structlog.get_logger(), "timeouts": timeouts}
         self.table = GangTable(ray, ray.call)
-        self.orders = Orders(ray, nodes, self.table, **common)
+        self.calls = GangCalls(ray, nodes, self.table, **common)
         paths = Paths(home=tmp_path, socket=tmp_path / "socket")
-        self.relay = EventRelay(self.orders, files, paths, reports=dict, **options, **common)
+        self.relay = EventRelay(self.calls, files, paths, reports=dict, **options, **common)
         self.ender = Ender(
-            self.table, self.orders, self.relay, nodes, files, until_connected=never, post=self.posted.extend
+            self.table, self.calls, self.relay, nodes, files, until_connected=never, post=self.posted.extend
         )
         self.actor = SimpleNamespace(poll=poll, kill=Remote(never), stop=Remote(never))
         greeting = RankGreeting(node_id="a", pid=4711, address="::1", gpu_ids=(), launched=1, port=None, highest_step=0)
@@ -183,18 +177,17 @@ def test_a_lost_actor_is_told_though_the_ends_cannot_be_fetched(tmp_path: Path, 
     assert asked == [node_lost], "an embedded head may have gone with its node"
 
 
-@pytest.mark.parametrize(("stopped", "polls"), [(True, 1), (False, LATE_ANSWERS)])
-def test_an_actor_that_answers_no_poll_is_ended(tmp_path: Path, stopped: bool, polls: int) -> None:
+def test_an_actor_that_answers_no_poll_is_ended(tmp_path: Path) -> None:
     from ray.exceptions import ActorDiedError
 
-    scene = Scene(tmp_path, Remote(*[never] * polls, says(ActorDiedError())), stopped=stopped)
+    scene = Scene(tmp_path, Remote(*[never] * LATE_ANSWERS, says(ActorDiedError())))
     asyncio.run(scene.follow())
     assert scene.ended == [scene.actor]
     assert scene.kinds()[-1] == "gang_lost"
 
 
 def test_an_actor_that_takes_no_order_is_ended(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, Remote(never), patience=Patience(order_seconds=0.05))
+    scene = Scene(tmp_path, Remote(never), timeouts=Timeouts(order_seconds=0.05))
 
     async def kill() -> None:
         with pytest.raises(TimeoutError):

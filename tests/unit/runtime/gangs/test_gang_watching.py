@@ -18,16 +18,13 @@ from orchestrator.core.diagnosis.observation import StorageSeen, TerminalSeen
 from orchestrator.core.events import Exit
 from orchestrator.core.job.attempt import Attempt
 from orchestrator.core.stored.stored_job import JobRecord
-from orchestrator.runtime.gangs.files.progress_pages import ProgressPages
-from orchestrator.runtime.gangs.gang import Gang
-from orchestrator.runtime.gangs.patience import Patience
-from orchestrator.runtime.gangs.relay import EventRelay, _cursor
-from orchestrator.runtime.nodes.directories import page_name
+from orchestrator.runtime.gangs.rank_rpc import Timeouts
+from orchestrator.runtime.gangs.relay import EventRelay
+from orchestrator.runtime.gangs.table import Gang
 from orchestrator.runtime.ranks.rank_events import PollCursor, PollReply, RankEvent
 from orchestrator.runtime.spawn.lifeline import Ending, ErrorRaised, Exited, ExitRecord, Gone, Started
 from orchestrator.spec.paths import Paths
 from orchestrator.train.script.progress import CheckpointFacts, ProgressSnapshot
-from orchestrator.train.script.progress_reading import PageReader
 from tests.unit.core.builders import make_spec, pending, running
 
 NOW = 1000.0
@@ -54,7 +51,7 @@ class Actor:
 class Watched:
     """A gang with one rank, and the events that its relay posted."""
 
-    def __init__(self, *replies: PollReply, pages: Path | None = None) -> None:
+    def __init__(self, *replies: PollReply, same_clock: bool = False) -> None:
         self.events: list[ev.Event] = []
         self.progress: list[ProgressSnapshot] = []
         self.failing = 0
@@ -73,8 +70,8 @@ class Watched:
             post=self._post,
             progress=lambda *taken: self.progress.append(taken[-1]),
             log=structlog.get_logger(),
-            pages=ProgressPages(pages, unused, structlog.get_logger()),
-            patience=Patience(retry_seconds=0.0),
+            same_clock=same_clock,
+            timeouts=Timeouts(retry_seconds=0.0),
             now=lambda: NOW,
         )
 
@@ -135,8 +132,8 @@ def test_times_of_a_host_whose_clock_is_behind_are_the_daemons() -> None:
     assert (watched.gang.storage[0].failing_since, watched.gang.terminals[0].stopped_at) == (602.0, 602.0)
 
 
-def test_a_late_reply_of_the_daemons_own_machine_moves_no_time(tmp_path: Path) -> None:
-    watched = Watched(reply(3, STARTED, EXITED, GONE, sent_at=NOW - 30), pages=tmp_path)
+def test_a_late_reply_of_the_daemons_own_machine_moves_no_time() -> None:
+    watched = Watched(reply(3, STARTED, EXITED, GONE, sent_at=NOW - 30), same_clock=True)
     watched.run()
     assert [event.exit.at for event in watched.events if isinstance(event, ev.RankExited)] == [2.0]
 
@@ -191,15 +188,8 @@ def test_what_a_rank_meets_on_storage_is_checked_and_kept_by_rank() -> None:
     assert watched.gang.storage == {0: StorageSeen(rank=0, failures=3, said="no space")}
 
 
-def test_a_rank_whose_page_is_read_here_is_asked_for_the_rest_only(tmp_path: Path) -> None:
-    watched = Watched(reply(1, STARTED), reply(3, EXITED, GONE))
-    watched.relay._pages = ProgressPages(tmp_path, lambda *_: None, structlog.get_logger())
-    PageReader.create(tmp_path / page_name(watched.job.id, 0))
+def test_the_next_poll_has_the_cursor_of_the_reply() -> None:
+    cursor = PollCursor(event=1, progress=2, persisted=3, processes=4, terminal=5)
+    watched = Watched(PollReply(cursor=cursor, events=(STARTED,)), reply(3, EXITED, GONE))
     watched.run()
-    assert [cursor.reads_page for cursor in watched.actor.cursors] == [False, True]
-    assert watched.gang.pages == {}, "it is closed at the rank's end"
-
-
-def test_the_next_question_has_everything_that_was_heard() -> None:
-    heard = PollCursor(event=1, progress=2, persisted=3, processes=4, terminal=5)
-    assert _cursor(Gang(number=1, actors=[], cursors={0: heard}), 0) == heard
+    assert watched.actor.cursors == [PollCursor(), cursor]

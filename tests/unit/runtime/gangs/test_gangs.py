@@ -16,8 +16,8 @@ from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.states import FailureClass
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.gangs.gangs import Gangs
-from orchestrator.runtime.gangs.reuse.origin import Origin
 from orchestrator.runtime.gangs.table import GangTable
+from orchestrator.runtime.names import gang_name
 from orchestrator.spec.paths import Paths
 from tests.unit.core.builders import T0, changed, make_spec, pending, running
 
@@ -38,7 +38,7 @@ class RayActors:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.slow: asyncio.Event | None = None
-        self.unknown: dict[Origin, int] = {}
+        self.unknown: dict[tuple[str, int], int] = {}
 
     def find_or_create(self, job: Job, *, create: bool) -> list[Any]:
         self.asked.append(f"find create={create}")
@@ -47,12 +47,8 @@ class RayActors:
     def remove(self, _: Job) -> None:
         self.asked.append("remove")
 
-    def end_unknown(self, _: Collection[Job]) -> dict[Origin, int]:
+    def end_unknown(self, _: Collection[Job]) -> dict[tuple[str, int], int]:
         return self.unknown
-
-    def remove_parked(self) -> bool:
-        self.asked.append("remove parked")
-        return False
 
     async def call(self, function: Any) -> Any:
         if self.slow is not None:
@@ -67,7 +63,7 @@ class World:
     def __init__(self, tmp_path: Path, *failures: Exception) -> None:
         self.failures, self.did, self.posted = list(failures), list[str](), list[Any]()
         self.actors, self.done = RayActors(), asyncio.Event()
-        self.table = GangTable(self.actors, self.actors.call)
+        self.table = GangTable(self.actors, self.actors.call)  # type: ignore[arg-type]
         self.silent: dict[str, str] = {}
         self.head_ends = False
         self.nodes_lost = 0
@@ -104,8 +100,8 @@ class World:
         self.did.append("kill")
         self.done.set()
 
-    async def confirm_gone(self, gangs: Mapping[Origin, int]) -> None:
-        self.did.append("confirm " + " ".join(gang.text for gang in gangs))
+    async def confirm_gone(self, gangs: Mapping[tuple[str, int], int]) -> None:
+        self.did.append("confirm " + " ".join(gang_name(*gang) for gang in gangs))
 
     async def end(self, _: Job) -> None:
         self.did.append("end")
@@ -131,7 +127,7 @@ def test_what_the_records_do_not_know_is_ended_and_told(tmp_path: Path, name: st
     paths = Paths(home=tmp_path, socket=tmp_path / "s")
     (paths.exits(JOB.id) / name).mkdir(parents=True)
     (paths.logs(JOB.id) / "attempt-1").mkdir(parents=True)
-    world.actors.unknown = {Origin(JOB.id, 2): 2, Origin("other-aaaaaa", 1): 1}
+    world.actors.unknown = {(JOB.id, 2): 2, ("other-aaaaaa", 1): 1}
     asyncio.run(world.gangs.survey([JOB]))
     assert world.did == [f"confirm {JOB.id}-g2 other-aaaaaa-g1"]
     (found,) = world.posted
@@ -254,24 +250,9 @@ def test_a_gang_is_attached_once_and_calls_about_it_keep_their_order(tmp_path: P
         gang = await world.table.attach(JOB, create=False)
         assert await world.table.attach(JOB) is gang
         assert world.actors.asked[2:] == ["find create=False"]
-        assert world.table.actors_up(JOB) == (), "its ranks are not up"
+        assert world.table.watched(JOB) is None, "its ranks are not up"
         gang.begin(JOB.attempt_number)
-        assert world.table.actors_up(JOB) == ("actor 0", "actor 1")
+        assert world.table.watched(JOB) is gang
         await world.table.close()
-
-    asyncio.run(run())
-
-
-def test_what_an_earlier_daemon_parked_is_removed_though_no_job_follows(tmp_path: Path) -> None:
-    async def run() -> None:
-        world = World(tmp_path)
-        world.gangs.settle()
-        world.gangs.settle()
-        expiry = world.table._expiry.task
-        assert expiry is not None
-        async with asyncio.timeout(300):
-            await expiry
-        assert world.actors.asked == ["remove parked"]
-        await world.gangs.close()
 
     asyncio.run(run())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator.core.events import Seat
-from orchestrator.runtime.gangs.launch_spec import Places, node_groups, rank_plans
+from orchestrator.runtime.gangs.launch_spec import Places, rank_plans
 from orchestrator.runtime.ranks.logs import LogLimits
 from orchestrator.spec.paths import Paths
 from tests.support.work import calls
@@ -51,14 +51,6 @@ def plans_of(seats: list[Seat], job: Job | None = None, **fields: Any) -> list[R
     job = job or pending(make_spec(workers=len(seats)))
     by_node = {node_id: places(**fields) for node_id in {s.node_id for s in seats}}
     return list(rank_plans(job, seats, ("10.0.0.1", 29500), by_node))
-
-
-def test_nodes_are_groups_in_the_order_of_their_first_rank() -> None:
-    groups = node_groups([seat(0, "b", "0"), seat(1, "a", "0"), seat(2, "b", "1"), seat(3, "b", "1")])
-    assert [(node, g.number, [s.rank for s in g.seats], g.gpu_ids) for node, g in groups.items()] == [
-        ("b", 0, [0, 2, 3], ("0", "1")),
-        ("a", 1, [1], ("0",)),
-    ]
 
 
 def test_each_rank_has_its_place_and_sees_all_gpus_of_the_job_on_its_node() -> None:

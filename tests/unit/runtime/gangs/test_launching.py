@@ -12,8 +12,8 @@ import pytest
 
 from orchestrator.core.facts.gangs import ActorLost, FilesNotSent
 from orchestrator.runtime.gangs.errors import GangLostError, NodeFilesError
-from orchestrator.runtime.gangs.gang import Gang
 from orchestrator.runtime.gangs.launching import Launcher
+from orchestrator.runtime.gangs.table import Gang
 from orchestrator.spec.paths import Paths
 from tests.support.nodes import node_report
 from tests.unit.core.builders import after, make_spec, pending, started
@@ -77,7 +77,7 @@ class World:
             raise LaunchedError
         return [self.refused.node_id]
 
-    async def blind(self, _: str, __: list[str]) -> list[str]:
+    async def unable_to_read(self, _: str, __: list[str]) -> list[str]:
         return []
 
     async def ship(self, _: Job) -> None:

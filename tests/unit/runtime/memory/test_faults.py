@@ -13,11 +13,10 @@ from orchestrator.core.lifecycle.effects import Ensure, ReleaseGang, StopRanks
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.states import StopScope
 from orchestrator.runtime.memory import faults as f
-from orchestrator.runtime.memory import injection
 from orchestrator.runtime.memory.cluster import MemoryCluster
 from orchestrator.runtime.memory.gangs import MemoryGangs
 from orchestrator.runtime.memory.nodes import UnsafeOrderError
-from orchestrator.runtime.memory.scripts import Script
+from orchestrator.runtime.memory.ranks import Script
 from tests.unit.core.builders import ID, T0, make_spec, node, pending, started
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ class World:
         made = Script() if script is None else script
         nodes = [node("a", gpus=4), node("b", gpus=4)]
         self.cluster = MemoryCluster(nodes, now=T0, script_of=lambda _: made, latency=0.01)
-        injection.schedule(self.cluster, schedule)
+        f.schedule(self.cluster, schedule)
         self.facts: list[ev.Event] = []
         self.gangs = MemoryGangs(self.cluster, post=self.post)
         self.first = pending(make_spec(workers=2, gpu=gpu))
@@ -54,7 +53,7 @@ class World:
         return self
 
     def inject(self, fault: f.Fault) -> None:
-        injection.inject(self.cluster, fault)
+        fault.inject(self.cluster)
 
     def run(self, seconds: float) -> None:
         self.cluster.run_until(self.cluster.now() + seconds)

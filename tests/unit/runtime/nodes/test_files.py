@@ -19,14 +19,12 @@ from orchestrator.core.job.record import Job
 from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.runtime.cluster.nodes import NodeRegistry
 from orchestrator.runtime.gangs.errors import NodeFilesError, NodeGoneError
-from orchestrator.runtime.gangs.files.job_files import JobFiles
-from orchestrator.runtime.gangs.files.log_mirrors import LogMirror
+from orchestrator.runtime.gangs.job_files import JobFiles, LogMirror
 from orchestrator.runtime.nodes.directories import clear_pages, node_directory, page_directory
 from orchestrator.runtime.nodes.files import CHUNK_BYTES, BlobDamagedError, NodeFiles
 from orchestrator.runtime.nodes.working_copy import find_outputs, keep_output, new_output
 from orchestrator.runtime.pools import Pool
-from orchestrator.runtime.ranks.logs import LogLimits, LogWriter, log_path
-from orchestrator.runtime.ranks.output.log_reading import LogReader
+from orchestrator.runtime.ranks.logs import LogLimits, LogReader, LogWriter, log_path
 from orchestrator.spec.paths import Paths
 from tests.support.deep_trees import MakeDeep
 from tests.unit.core.builders import changed, make_spec, pending, running
@@ -343,20 +341,20 @@ def test_a_node_that_does_not_answer_is_not_said_to_see_no_directory(tmp_path: P
     agent.fails = TimeoutError("no answer")
     ours, _ = two_sides(tmp_path, agent)
     with pytest.raises(TimeoutError):
-        run(ours.blind(str(tmp_path / "shared"), ["n0"]))
+        run(ours.unable_to_read(str(tmp_path / "shared"), ["n0"]))
     with pytest.raises(NodeGoneError):
-        run(ours.blind(str(tmp_path / "shared"), ["n1"]))
+        run(ours.unable_to_read(str(tmp_path / "shared"), ["n1"]))
     assert list((tmp_path / "shared").iterdir()) == [], "the probe is removed"
 
 
 def test_a_directory_that_a_node_does_not_share_is_found_out(tmp_path: Path) -> None:
     ours, _ = two_sides(tmp_path, Agent(tmp_path / "a"), Agent(tmp_path / "b", sees=False))
     shared = tmp_path / "shared"
-    assert run(ours.blind(str(shared), ["n0", "n1"])) == ["n1"]
+    assert run(ours.unable_to_read(str(shared), ["n0", "n1"])) == ["n1"]
     assert list(shared.iterdir()) == [], "the probe is removed"
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"Not a directory|File exists"):
-        run(ours.blind(str(tmp_path / "file" / "x"), ["n0"]))
+        run(ours.unable_to_read(str(tmp_path / "file" / "x"), ["n0"]))
 
 
 def test_outputs_of_several_nodes_come_together(tmp_path: Path) -> None:

@@ -12,16 +12,17 @@ from hypothesis import strategies as st
 
 from orchestrator.private_files import NotPrivateError
 from orchestrator.runtime.forkserver.masking import Masker
+from orchestrator.runtime.ranks import logs
 from orchestrator.runtime.ranks.logs import (
     LONGEST_LINE_BYTES,
+    LONGEST_READ_BYTES,
     TAIL_CHARACTERS,
     LogEntry,
     LogLimits,
+    LogReader,
     LogWriter,
     log_path,
 )
-from orchestrator.runtime.ranks.output import log_reading
-from orchestrator.runtime.ranks.output.log_reading import LONGEST_READ_BYTES, LogReader
 from tests.support.disks import fill, small_disk
 
 
@@ -56,6 +57,15 @@ def test_lines_of_orch_s_own_are_in_the_file_masked_and_are_no_output(tmp_path: 
         (3.0, "half a line"),
     ]
     assert [e.stream for e in entries] == ["stdout", "stderr", "stderr", "stdout"]
+
+
+def test_an_unfinished_last_line_is_written_at_the_rank_s_end(tmp_path: Path) -> None:
+    """The actor may be ended before it closes the log."""
+    writer = LogWriter(log_path(tmp_path, 1, 0))
+    writer.feed("o", b"whole\nhalf", 1.0)
+    writer.end_lines(2.0)
+    assert [(e.at, e.text) for e in every(LogReader(tmp_path))] == [(1.0, "whole"), (2.0, "half")]
+    writer.close(3.0)
 
 
 def test_long_last_lines_are_cut_in_what_becomes_a_record(tmp_path: Path) -> None:
@@ -217,7 +227,7 @@ def test_pieces_of_any_size_give_the_same_lines(
     piece: int,
     since: int | None,
 ) -> None:
-    monkeypatch.setattr(log_reading, "_piece_bytes", lambda _: piece)
+    monkeypatch.setattr(logs, "_piece_bytes", lambda _: piece)
     directory = tmp_path_factory.mktemp("logs")
     ordered = sorted(lines, key=lambda line: line[0])
     for rank in (0, 1):

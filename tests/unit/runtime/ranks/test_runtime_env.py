@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.runtime.ranks.launch_spec import RankPlan
-from orchestrator.runtime.ranks.runtime_env import for_ray, inside, parts_of
+from orchestrator.runtime.gangs.actors import runtime_env_for_ray
+from orchestrator.runtime.ranks.launch_spec import RankPlan, inside
 from orchestrator.spec.model import RuntimeEnvSpec
 
 MADE = "/tmp/s/runtime_resources/py_modules_files/x"
@@ -36,12 +36,10 @@ PLAN = RankPlan(
 
 def test_a_job_without_one_is_left_as_it_is() -> None:
     assert inside(PLAN, {"PYTHONPATH": MADE}, VENV) is PLAN
-    assert parts_of(RuntimeEnvSpec()) == ()
-    assert parts_of(RuntimeEnvSpec(pip=("a",), py_modules=("b",))) == ("pip", "py_modules")
 
 
 def test_packages_are_ray_s_own_business(tmp_path: Path) -> None:
-    assert for_ray(RuntimeEnvSpec(pip=("einops==0.8",)), tmp_path) == {"pip": ["einops==0.8"]}
+    assert runtime_env_for_ray(RuntimeEnvSpec(pip=("einops==0.8",)), tmp_path) == {"pip": ["einops==0.8"]}
 
 
 def test_modules_come_before_the_job_s_own_path() -> None:

@@ -8,8 +8,7 @@ from orchestrator.core.events import Exit
 from orchestrator.core.facts.memory import KernelMessage
 from orchestrator.core.facts.notes import PoliciesLeftOut
 from orchestrator.runtime.forkserver.masking import Masker
-from orchestrator.runtime.ranks.rank_events import RankEvent
-from orchestrator.runtime.ranks.secrets import masked_event, masked_look, masked_progress, masked_status
+from orchestrator.runtime.ranks.rank_events import RankEvent, masked_event, masked_look, masked_progress, masked_status
 from orchestrator.train.script.progress import CheckpointFacts, ProgressSnapshot
 
 MASKER = Masker(["hunter2"])

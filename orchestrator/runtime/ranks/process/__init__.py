@@ -1,4 +1,0 @@
-"""One process of a rank, followed from its start to the end of its tree.
-
-Must not know attempts other than its own. Begin with ``rank_process.py``.
-"""
