@@ -2,7 +2,8 @@
 # Builds the image and runs it on a machine without a container engine: with Debian's buildah and chroot isolation, on a base that
 # debootstrap creates. For a check of the Dockerfile and of the programs that it starts; not for production.
 #
-# The container starts, trains the digits example to its end, answers a scrape, and stops cleanly on SIGTERM.
+# The container starts, `orch doctor` finds nothing wrong in it, it trains the digits example to its end, answers a scrape, and stops cleanly
+# on SIGTERM.
 #
 # usage: deploy/build-without-engine.sh [--keep]      as root; --keep keeps the image and the scratch folder
 #
@@ -121,6 +122,19 @@ first=$(of_container '^/usr/bin/tini ') || die "its init process is not there"
 uid=$(stat -c %u "/proc/$first")
 [[ $uid -eq 10001 ]] || die "its init process belongs to uid $uid"
 say "ready, as uid $uid"
+
+say "doctor"
+inside orch doctor || die "orch doctor found something wrong"
+
+say "bill of materials"
+inside cat /opt/orch/share/orch/sbom.cdx.json > "$scratch/sbom.cdx.json"
+python3 - "$scratch/sbom.cdx.json" <<'CHECK' >&2 || die "the bill of materials does not name what is installed"
+import json, sys
+with open(sys.argv[1]) as file:
+    bill = json.load(file)
+versions = {part["name"].lower(): part["version"] for part in bill["components"]}
+print(bill["bomFormat"], bill["specVersion"], len(versions), {name: versions[name] for name in ("orchd", "torch", "ray")})
+CHECK
 
 say "train: the digits example that the image carries"
 inside sh -c '
