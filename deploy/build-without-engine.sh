@@ -95,9 +95,8 @@ say "build"
 mounts=()
 [[ -n ${PIP_SETTINGS:-} ]] && mounts+=(--volume "$PIP_SETTINGS:/etc/pip.conf:ro")
 [[ -n ${CA_BUNDLE:-} ]] && mounts+=(--volume "$CA_BUNDLE:/etc/ssl/certs/ca-certificates.crt:ro")
-layers=()
-[[ $keep == yes ]] && layers=(--layers)  # so that the next run begins where this one stopped
-buildah bud --format docker --pull-never "${layers[@]}" --network host --build-arg "BASE=$base" --build-arg VARIANT=cpu "${mounts[@]}" \
+# Without --layers: this storage driver copies the whole image for each instruction, some 80 GB in all.
+buildah bud --format docker --pull-never --network host --build-arg "BASE=$base" --build-arg VARIANT=cpu "${mounts[@]}" \
   --tag "$image" "$scratch/context" > "$scratch/build.log" 2>&1 || { tail -30 "$scratch/build.log" >&2; die "the build failed"; }
 buildah inspect --type image --format '{{.OCIv1.Config.User}} {{.OCIv1.Config.Entrypoint}} {{.OCIv1.Config.StopSignal}}' "$image" >&2
 
