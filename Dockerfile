@@ -4,7 +4,7 @@
 #   docker build -t orch .                              CPU: needs an index with torch's CPU build, see TORCH_INDEX_URL
 #   docker build -t orch:cuda --build-arg VARIANT=cuda .
 #
-# BASE is any Debian image with python3 (3.11 or newer) and its venv module.
+# BASE is any Debian image with python3 (3.11 or newer) and its venv module. deploy/pin-images writes its digest behind its tag.
 ARG BASE=python:3.11-slim-bookworm
 
 # ------------------------------------------------------------------------------------------------------------- build
@@ -15,10 +15,17 @@ ARG VARIANT=cpu
 ARG TORCH_INDEX_URL=
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 WORKDIR /src
-RUN python3 -m venv /opt/orch
+# Everything but torch is installed by the hashes of two files (make pins), without resolving. Nothing is built that the index has only as source.
+ENV HASHED="install --no-cache-dir --no-deps --only-binary=:all: --require-hashes --requirement"
+# What builds the wheel and lists what the image contains; it is not part of the image.
+COPY deploy/build-requirements.txt ./deploy/
+RUN python3 -m venv /opt/build && /opt/build/bin/pip ${HASHED} deploy/build-requirements.txt
+# pip compiles what it installs: the container's user cannot write there, and would compile again at every start.
+COPY deploy/requirements.txt ./deploy/
+RUN python3 -m venv /opt/orch && /opt/orch/bin/pip ${HASHED} deploy/requirements.txt
 COPY constraints.txt ./
 COPY deploy/wheels/ /wheels/
-# torch is first, in a layer of its own: it is the largest part of the image, and changes least.
+# torch has a layer of its own: it is the largest part of the image.
 # A CPU build has the local version +cpu: it is asked for by that name, so that neither variant gets the other's build.
 RUN pinned="$(sed -n 's/^torch==//p' constraints.txt)" \
     && case "${VARIANT}" in \
@@ -43,8 +50,16 @@ COPY deploy/grafana/ deploy/grafana/
 COPY deploy/kubernetes/ deploy/kubernetes/
 COPY deploy/prometheus/ deploy/prometheus/
 COPY deploy/systemd/ deploy/systemd/
-# pip compiles what it installs: the container's user cannot write there, and would compile again at every start.
-RUN /opt/orch/bin/pip install --no-cache-dir --constraint constraints.txt '.[daemon,runtime-env,stacks]'
+RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /dist . \
+    && /opt/orch/bin/pip install --no-cache-dir --no-deps /dist/*.whl \
+    && /opt/orch/bin/pip check
+# The software bill of materials: every Python package that is installed, in CycloneDX's JSON, checked against its schema.
+RUN /opt/build/bin/cyclonedx-py environment --validate --output-reproducible --output-file /opt/orch/share/orch/sbom.cdx.json /opt/orch/bin/python
+
+# -------------------------------------------------------------------------------------------------------------- sbom
+# For taking the bill of materials out of a build: docker build --target sbom --output out/image .
+FROM scratch AS sbom
+COPY --from=build /opt/orch/share/orch/sbom.cdx.json /
 
 # --------------------------------------------------------------------------------------------------------------- run
 FROM ${BASE} AS run

@@ -24,7 +24,7 @@ RARE := tests/faults/test_drills.py tests/faults/test_killed_together.py tests/i
 	tests/integration/test_trainer_examples.py tests/integration/test_trainer_huggingface.py tests/integration/test_two_hosts.py
 UNIT := tests/unit tests/stateful tests/simulation tests/fuzz tests/mutants tests/architecture tests/contract/test_memory.py
 
-.PHONY: setup demo test check nightly bounds tools lint docs types layers unit integration rare faults gpu reference campaign fuzz mutants soak hosts power-cuts tensorflow dashboards pictures format instructions clean again
+.PHONY: setup demo test check nightly bounds tools lint docs types layers unit integration rare faults gpu reference campaign fuzz mutants soak hosts power-cuts tensorflow dashboards pictures format instructions pins image clean again
 
 setup: $(STAMP)
 	@case "$$SHELL" in \
@@ -76,6 +76,7 @@ tools: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python -m tests.architecture.test_budgets
 
 # The documents as a site, in out/site.
 docs: $(STAMP)
@@ -176,6 +177,26 @@ dashboards: $(STAMP)
 # Takes the pictures of the page in docs/pictures with chromium; a test fails when they are out of date.
 pictures: $(STAMP)
 	$(BIN)/python -m tests.support.page_pictures
+
+# Hashes of what the image is built with and of what it contains, after a change of pyproject.toml or constraints.txt. torch, whose build is the
+# user's choice, and its libraries of CUDA are left to the pins of constraints.txt and of torch. Versions that constraints.txt does not name
+# stay as they are in the files: make pins UPGRADE=--upgrade takes the newest.
+UPGRADE ?=
+IN_IMAGE := daemon runtime-env stacks
+OF_CUDA := cuda-bindings cuda-toolkit nvidia-cudnn-cu13 nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvshmem-cu13 triton
+PIN := $(BIN)/uv pip compile --quiet --no-config --universal --python-version 3.11 --constraint constraints.txt --generate-hashes \
+	--no-annotate --custom-compile-command 'make pins'
+pins: $(STAMP)
+	printf '%s\n' $(OF_CUDA) | $(PIN) $(UPGRADE) $(addprefix --extra ,$(IN_IMAGE)) --excludes - --no-emit-package torch \
+		--output-file deploy/requirements.txt pyproject.toml
+	printf '%s\n' hatchling cyclonedx-bom | $(PIN) $(UPGRADE) --output-file deploy/build-requirements.txt -
+
+# The image orch:cpu or orch:cuda, with docker, and its bill of materials as out/image/sbom.cdx.json.
+VARIANT ?= cpu
+BUILD_IMAGE = docker build --build-arg VARIANT=$(VARIANT) --build-arg TORCH_INDEX_URL=$(TORCH_INDEX_URL)
+image:
+	$(BUILD_IMAGE) --tag orch:$(VARIANT) .
+	$(BUILD_IMAGE) --target sbom --output out/image .
 
 format: $(STAMP)
 	$(BIN)/ruff format .

@@ -2,7 +2,8 @@
 # Builds the image and runs it on a machine without a container engine: with Debian's buildah and chroot isolation, on a base that
 # debootstrap creates. For a check of the Dockerfile and of the programs that it starts; not for production.
 #
-# The container starts, trains the digits example to its end, answers a scrape, and stops cleanly on SIGTERM.
+# The container starts, `orch doctor` finds nothing wrong in it, it trains the digits example to its end, answers a scrape, and stops cleanly
+# on SIGTERM.
 #
 # usage: deploy/build-without-engine.sh [--keep]      as root; --keep keeps the image and the scratch folder
 #
@@ -94,9 +95,8 @@ say "build"
 mounts=()
 [[ -n ${PIP_SETTINGS:-} ]] && mounts+=(--volume "$PIP_SETTINGS:/etc/pip.conf:ro")
 [[ -n ${CA_BUNDLE:-} ]] && mounts+=(--volume "$CA_BUNDLE:/etc/ssl/certs/ca-certificates.crt:ro")
-layers=()
-[[ $keep == yes ]] && layers=(--layers)  # so that the next run begins where this one stopped
-buildah bud --format docker --pull-never "${layers[@]}" --network host --build-arg "BASE=$base" --build-arg VARIANT=cpu "${mounts[@]}" \
+# Without --layers: this storage driver copies the whole image for each instruction, some 80 GB in all.
+buildah bud --format docker --pull-never --network host --build-arg "BASE=$base" --build-arg VARIANT=cpu "${mounts[@]}" \
   --tag "$image" "$scratch/context" > "$scratch/build.log" 2>&1 || { tail -30 "$scratch/build.log" >&2; die "the build failed"; }
 buildah inspect --type image --format '{{.OCIv1.Config.User}} {{.OCIv1.Config.Entrypoint}} {{.OCIv1.Config.StopSignal}}' "$image" >&2
 
@@ -121,6 +121,19 @@ first=$(of_container '^/usr/bin/tini ') || die "its init process is not there"
 uid=$(stat -c %u "/proc/$first")
 [[ $uid -eq 10001 ]] || die "its init process belongs to uid $uid"
 say "ready, as uid $uid"
+
+say "doctor"
+inside orch doctor || die "orch doctor found something wrong"
+
+say "bill of materials"
+inside cat /opt/orch/share/orch/sbom.cdx.json > "$scratch/sbom.cdx.json"
+python3 - "$scratch/sbom.cdx.json" <<'CHECK' >&2 || die "the bill of materials does not name what is installed"
+import json, sys
+with open(sys.argv[1]) as file:
+    bill = json.load(file)
+versions = {part["name"].lower(): part["version"] for part in bill["components"]}
+print(bill["bomFormat"], bill["specVersion"], len(versions), {name: versions[name] for name in ("orchd", "torch", "ray")})
+CHECK
 
 say "train: the digits example that the image carries"
 inside sh -c '

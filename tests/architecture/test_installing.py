@@ -14,7 +14,7 @@ import sys
 import threading
 from collections import defaultdict
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from importlib.metadata import distributions
+from importlib.metadata import distributions, requires
 from pathlib import Path
 
 import pytest
@@ -103,10 +103,51 @@ def test_an_index_without_local_versions_has_everything_that_the_pins_name(tmp_p
     assert resolved <= {plain(pin.name) for pin in PINS} | UNPINNED, "not pinned"
 
 
-UNPINNED = {"setuptools"} | {
-    plain(found.name) for found in distributions() if found.name.startswith(("nvidia-", "cuda-", "triton"))
+UNPINNED = {
+    plain(found.name) for found in distributions() if found.name.startswith(("nvidia-c", "nvidia-n", "cuda-", "triton"))
 }
-"""pip's own companion, and what torch itself pins for its build for CUDA."""
+"""What torch itself pins for its build for CUDA."""
+
+
+def hashed(name: str) -> list[Requirement]:
+    """Return the pins of a file that `make pins` writes; fails for one without a hash."""
+    text = re.sub(r"^ *#.*\n", "", (ROOT / "deploy" / name).read_text(), flags=re.MULTILINE).replace("\\\n", "")
+    pins = [line.partition(" --hash=") for line in text.splitlines()]
+    for pin, _, hashes in pins:
+        assert re.fullmatch(r"sha256:[0-9a-f]{64}( +--hash=sha256:[0-9a-f]{64})*", hashes), pin
+    return [Requirement(pin) for pin, _, _ in pins]
+
+
+def needed(name: str, *extras: str) -> set[str]:
+    """Return the names of an installed package and of what it needs here, at any depth."""
+    waiting, seen = [(name, extras)], set()
+    while waiting:
+        owner, chosen = waiting.pop()
+        if (owner, chosen) not in seen:
+            seen.add((owner, chosen))
+            below = [Requirement(text) for text in requires(owner) or ()]
+            waiting += [
+                (plain(one.name), tuple(sorted(one.extras)))
+                for one in below
+                if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in ("", *chosen))
+            ]
+    return {name for name, _ in seen}
+
+
+def test_hashes_are_of_the_pinned_versions() -> None:
+    """`make pins` writes both files again after a change of the pins."""
+    pinned = {plain(pin.name): str(pin.specifier) for pin in PINS}
+    image = {plain(pin.name): str(pin.specifier) for pin in hashed("requirements.txt")}
+    assert image == {name: pinned.get(name) for name in image}
+    build = {plain(pin.name): str(pin.specifier) for pin in hashed("build-requirements.txt")}
+    assert {"hatchling", "cyclonedx-bom"} <= build.keys()
+    assert {name: version for name, version in build.items() if pinned.get(name, version) != version} == {}
+
+
+def test_the_image_has_a_hash_for_all_that_its_parts_need_but_torch() -> None:
+    (extras,) = re.findall(r"^IN_IMAGE := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    image = {plain(pin.name) for pin in hashed("requirements.txt") if pin.marker is None or pin.marker.evaluate()}
+    assert image == needed("orchd", *extras.split()) - {"orchd", "torch"} - UNPINNED
 
 
 # -- the Python

@@ -96,12 +96,79 @@ def test_the_image_runs_as_nobody_special_under_an_init() -> None:
     found = instructions()
     stages = [rest for name, rest in found if name == "FROM"]
     last = found[max(i for i, (name, _) in enumerate(found) if name == "FROM") :]
-    assert len(stages) == 2
+    assert stages == ["${BASE} AS build", "scratch AS sbom", "${BASE} AS run"]
     assert [rest for name, rest in last if name == "USER"] == ["10001:10001"]
     assert any(name == "HEALTHCHECK" for name, _ in last)
     entry = json.loads(next(rest for name, rest in last if name == "ENTRYPOINT"))
     assert entry[0] == "/usr/bin/tini"
     assert {"BASE", "VARIANT", "TORCH_INDEX_URL"} <= {rest.split("=")[0] for name, rest in found if name == "ARG"}
+
+
+def test_the_image_has_packages_by_hash_and_torch_alone_by_version() -> None:
+    """What resolves, or is not held to a hash, is torch; the wheel of this repository brings nothing with it."""
+    (hashed,) = [rest for name, rest in instructions() if name == "ENV" and "HASHED=" in rest]
+    assert {"--no-deps", "--only-binary=:all:", "--require-hashes"} <= set(hashed.strip('"').split())
+    steps = [step.strip() for name, rest in instructions() if name == "RUN" for step in rest.split("&&")]
+    lines = [step for step in steps if re.search(r"/pip (install|wheel|download|\$)", step)]
+    assert [line.split()[1:] for line in lines if "HASHED" in line] == [
+        ["${HASHED}", "deploy/build-requirements.txt"],
+        ["${HASHED}", "deploy/requirements.txt"],
+    ]
+    others = [line for line in lines if "HASHED" not in line]
+    assert [("--no-deps" in line, '"${wanted}"' in line) for line in others] == [
+        (False, True),
+        (True, False),
+        (True, False),
+    ]
+
+
+BASES = ["python:3.11-slim-bookworm", "prom/prometheus:v3.5.0", "prom/alertmanager:v0.28.1", "grafana/grafana:13.2.3"]
+
+
+@pytest.fixture
+def pinning(tmp_path: Path) -> Path:
+    """Return a copy of what deploy/pin-images works on, with images that have no digests, and a docker that knows one."""
+    (tmp_path / "deploy").mkdir()
+    for name in ("Dockerfile", "deploy/compose.yaml", "deploy/pin-images"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    for name in ("Dockerfile", "deploy/compose.yaml"):
+        path = tmp_path / name
+        path.write_text(re.sub(r"@sha256:[0-9a-f]{64}$", "", path.read_text(), flags=re.MULTILINE))
+    docker = tmp_path / "bin" / "docker"
+    docker.parent.mkdir()
+    docker.write_text('#!/bin/sh\necho "$@" >> "$0.log"\necho "$DIGEST"\n')
+    docker.chmod(0o755)
+    return tmp_path
+
+
+def pin(folder: Path, *arguments: str, digest: str) -> subprocess.CompletedProcess[str]:
+    environ = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "DIGEST": digest}
+    return run(str(folder / "deploy" / "pin-images"), *arguments, env=environ)
+
+
+def test_images_of_others_are_pinned_by_the_digests_of_their_registries(pinning: Path) -> None:
+    before = pin(pinning, "--check", digest="")
+    assert before.returncode == 1
+    assert [image for image in BASES if image in before.stderr] == BASES
+    for digest in (f"sha256:{'0a' * 32}", f"sha256:{'1b' * 32}"):  # and again, when the tags have moved
+        done = pin(pinning, digest=digest)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.split() == [f"{image}@{digest}" for image in BASES]
+        assert f"ARG BASE={BASES[0]}@{digest}\n" in (pinning / "Dockerfile").read_text()
+        services = load(pinning / "deploy/compose.yaml")["services"]
+        pinned = [services[name]["image"] for name in ("prometheus", "alertmanager", "grafana")]
+        assert pinned == [f"{image}@{digest}" for image in BASES[1:]]
+    assert "@" not in (pinning / "bin" / "docker.log").read_text(), "the digest that the tag has now is asked for"
+    done = pin(pinning, "--check", digest="")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_what_is_no_digest_is_not_written(pinning: Path) -> None:
+    before = (pinning / "Dockerfile").read_text()
+    done = pin(pinning, digest="<no value>")
+    assert done.returncode == 1
+    assert BASES[0] in done.stderr
+    assert (pinning / "Dockerfile").read_text() == before
 
 
 def built_with(folder: Path, variant: str, *wheels: str, index: str = "") -> tuple[int, list[str]]:
@@ -159,6 +226,7 @@ def test_the_release_workflow_is_one() -> None:
     jobs = load(ROOT / ".github/workflows/release.yml")["jobs"]
     declared = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text())
     assert jobs["test"]["strategy"]["matrix"]["python"] == declared
+    assert "deploy/pin-images --check" in [step.get("run") for step in jobs["build"]["steps"]]
     (publish,) = [step for step in jobs["publish"]["steps"] if "pypi-publish" in step.get("uses", "")]
     assert "with" not in publish, "trusted publishing needs no token"
     assert jobs["publish"]["permissions"]["id-token"] == "write"
@@ -166,7 +234,8 @@ def test_the_release_workflow_is_one() -> None:
 
 def test_shell_scripts_parse() -> None:
     assert run("sh", "-n", str(DEPLOY / "entrypoint.sh")).returncode == 0
-    assert run("bash", "-n", str(DEPLOY / "build-without-engine.sh")).returncode == 0
+    for name in ("build-without-engine.sh", "pin-images"):
+        assert run("bash", "-n", str(DEPLOY / name)).returncode == 0
     for name in ("python", "environment"):
         assert run("sh", "-n", str(ROOT / ".ci" / name)).returncode == 0
 
@@ -362,8 +431,9 @@ def test_ray_is_a_service_of_its_own_that_no_restart_of_the_daemon_touches() -> 
 def test_versions_are_pinned_and_grafanas_is_the_one_that_boards_are_checked_against() -> None:
     images = {name: service["image"] for name, service in COMPOSE["services"].items()}
     for name in ("prometheus", "alertmanager", "grafana"):
-        assert re.search(r":v?\d+\.\d+\.\d+$", images[name]), images[name]
-    assert GRAFANA_PACKAGES[0] == f"@grafana/schema@{images['grafana'].split(':')[1]}"
+        assert re.search(r":v?\d+\.\d+\.\d+(@sha256:[0-9a-f]{64})?$", images[name]), images[name]
+    version = images["grafana"].split("@")[0].split(":")[1]
+    assert GRAFANA_PACKAGES[0] == f"@grafana/schema@{version}"
 
 
 def test_every_mount_and_volume_is_there() -> None:
