@@ -68,6 +68,15 @@ class Failure:
         """The cause, and the refusal where there is one."""
         return self.cause if self.refusal is None else NotRetried(cause=self.cause, refusal=self.refusal)
 
+    def sentence(self) -> str:
+        """Return what happened, where, and why it is not retried."""
+        return self.reason.sentence()
+
+    def advice(self, job_id: str = "JOB") -> str:
+        """Return what a user can do about it, with the note about the job's log policies; empty for nothing."""
+        note = self.policy_note.sentence() if self.policy_note else ""
+        return "; ".join(filter(None, (self.cause.advice(job_id), note)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:

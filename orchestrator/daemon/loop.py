@@ -23,7 +23,6 @@ from orchestrator.core.lifecycle.effects import desired_effect
 from orchestrator.core.lifecycle.fold import change_of
 from orchestrator.core.scheduler.live_jobs import LiveJobs, Reasons
 from orchestrator.core.scheduler.scheduler import State, decide
-from orchestrator.core.sentences import sentence
 from orchestrator.daemon.jobs.prerequisites import PrerequisiteEnds, prerequisite_states
 from orchestrator.daemon.sharing import SharingState
 from orchestrator.store.errors import BrokenChainError, VersionConflictError
@@ -377,7 +376,7 @@ class Loop:
                 attempt=job.attempt_number,
                 was=before.state.value,
                 now=job.state.value,
-                reason=sentence(job.reason),
+                reason=job.reason.sentence(),
             )
 
 

@@ -35,7 +35,7 @@ RECORDS = {
 @pytest.mark.parametrize("record", sorted(RECORDS - {UnreadableFact}, key=lambda cls: cls.__qualname__))
 def test_no_record_holds_a_sentence(record: type) -> None:
     held = [f.name for f in dataclasses.fields(record) if f.name in SENTENCES and f.type in ("str", "str | None")]
-    assert held == [], "store a fact; core/sentences puts it into words"
+    assert held == [], "store a fact; its class puts it into words"
 
 
 def test_only_sensors_search_in_texts() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.insight.traces import TICK_SECONDS, JobModel
 from dashboards import rules
-from orchestrator.core.diagnosis import definitions as d
+from orchestrator.core import thresholds as d
 from orchestrator.core.diagnosis.diagnosis import Diagnosis
 from orchestrator.core.diagnosis.observation import GpuSeen, JobSeen, RestartsSeen, SavesSeen
 from orchestrator.core.facts.rank_ends import ExitCode

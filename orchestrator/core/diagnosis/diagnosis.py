@@ -11,18 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.core.diagnosis.definitions import (
-    AGAIN_FACTOR,
-    LONGEST_AGAIN_SECONDS,
-    MOST_FINDINGS,
-    PRECEDENCE,
-    definition_of,
-)
+from orchestrator.core.diagnosis.definitions import PRECEDENCE, definition_of
 from orchestrator.core.diagnosis.figures.windows import JobWindows
 from orchestrator.core.diagnosis.rules.gpu_rules import gpu_suspicions
 from orchestrator.core.diagnosis.rules.process_rules import process_suspicions
 from orchestrator.core.diagnosis.rules.rank_rules import job_suspicions, rank_suspicions
 from orchestrator.core.facts.findings import LoadUneven, key_of
+from orchestrator.core.thresholds import AGAIN_FACTOR, LONGEST_AGAIN_SECONDS, MOST_FINDINGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

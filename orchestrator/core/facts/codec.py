@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from enum import Enum
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, get_args, get_type_hints
@@ -59,24 +59,8 @@ FACTS: Final[Mapping[str, type[Fact]]] = {UnreadableFact.kind: UnreadableFact} |
 MAX_UNREADABLE: Final = 1024
 
 
-def fact_to_dict(fact: Fact) -> dict[str, Any]:
-    """Return the fact as JSON-ready values."""
-    plain: dict[str, Any] = {"kind": fact.kind}
-    for f in fields(fact):
-        value = getattr(fact, f.name)
-        if f.default is MISSING or value != f.default:
-            plain[f.name] = _plain(value)
-    return plain
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Fact):
-        return fact_to_dict(value)
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
-
-
 def fact_from(value: Any) -> Fact:
-    """Convert ``fact_to_dict``'s values."""
+    """Convert ``Fact.to_dict``'s values."""
     if isinstance(value, Fact):
         return value
     if not isinstance(value, Mapping):
@@ -133,4 +117,4 @@ def _stored_fact(value: Any) -> Fact:
     return kept
 
 
-use_form(Fact, fact_to_dict, _stored_fact)
+use_form(Fact, Fact.to_dict, _stored_fact)

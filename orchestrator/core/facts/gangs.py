@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from orchestrator.core.facts.fact import Fact
+from orchestrator.core.facts.words import of_rank, span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,9 @@ class ActorLost(GangFault):
 
     kind: ClassVar[str] = "actor_lost"
 
+    def sentence(self) -> str:
+        return of_rank(self.rank, "its actor died")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorMissing(GangFault):
@@ -29,12 +33,18 @@ class ActorMissing(GangFault):
 
     kind: ClassVar[str] = "actor_missing"
 
+    def sentence(self) -> str:
+        return f"the actor of rank {self.rank} is gone"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourcesTaken(GangFault):
     """Other users of the Ray cluster hold the resources of the gang."""
 
     kind: ClassVar[str] = "resources_taken"
+
+    def sentence(self) -> str:
+        return "other users of the Ray cluster hold the resources planned for its gang"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +54,20 @@ class NodeLost(GangFault):
     kind: ClassVar[str] = "node_lost"
     node: str = ""
 
+    def sentence(self) -> str:
+        if self.rank is None:
+            return f"node {self.node[:12]} is gone" if self.node else "a node that it was to run on is gone"
+        return of_rank(self.rank, "its node died")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadLost(GangFault):
     """Ray's head died."""
 
     kind: ClassVar[str] = "head_lost"
+
+    def sentence(self) -> str:
+        return "Ray's head died"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +77,9 @@ class EnvironmentFailed(GangFault):
     kind: ClassVar[str] = "environment_failed"
     said: str
 
+    def sentence(self) -> str:
+        return f"runtime_env could not be installed for rank {self.rank}: {self.said}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorNotPlaced(GangFault):
@@ -66,6 +87,9 @@ class ActorNotPlaced(GangFault):
 
     kind: ClassVar[str] = "actor_not_placed"
     said: str
+
+    def sentence(self) -> str:
+        return f"rank {self.rank} could not be placed: {self.said}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +99,13 @@ class StorageUnseen(GangFault):
     kind: ClassVar[str] = "storage_unseen"
     node: str
     storage_path: str
+
+    def sentence(self) -> str:
+        return of_rank(
+            self.rank,
+            f"node {self.node[:12]} does not see checkpoint.storage_path ({self.storage_path}), so what is saved there would be"
+            " lost with it; mount the directory there, or drain the node",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +117,12 @@ class FilesNotSent(GangFault):
     said: str
     host: str = ""
 
+    def sentence(self) -> str:
+        return of_rank(
+            self.rank,
+            f"the working copy could not be written to node {self.host or self.node[:12]} ({self.said}); make room there, or drain the node",
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordRestored(GangFault):
@@ -94,12 +131,19 @@ class RecordRestored(GangFault):
     kind: ClassVar[str] = "record_restored"
     attempt: int | None = None
 
+    def sentence(self) -> str:
+        upto = "" if self.attempt is None else f", up to attempt {self.attempt}"
+        return f"the store was restored from an older copy: what runs of later attempts is ended{upto}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoppedUnplaced(GangFault):
     """The job was stopped before its gang was placed."""
 
     kind: ClassVar[str] = "stopped_unplaced"
+
+    def sentence(self) -> str:
+        return "it was stopped before its gang was placed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +153,10 @@ class StartupTimeout(Fact):
     kind: ClassVar[str] = "startup_timeout"
     limit_seconds: float
 
+    def sentence(self) -> str:
+        limit = span(self.limit_seconds)
+        return f"its ranks did not come up within health.startup_timeout ({limit})"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaxDuration(Fact):
@@ -116,3 +164,6 @@ class MaxDuration(Fact):
 
     kind: ClassVar[str] = "max_duration"
     limit_seconds: float
+
+    def sentence(self) -> str:
+        return f"exceeded max_duration ({span(self.limit_seconds)})"

@@ -8,6 +8,21 @@ from typing import ClassVar, Final
 
 from orchestrator.core.facts.fact import Fact  # noqa: TC001  # conformance.py reads the annotations when it runs
 from orchestrator.core.facts.rank_ends import RankEnd
+from orchestrator.core.facts.words import CUT, of_rank, quoted
+from orchestrator.units import plural
+
+_XID_ADVICE: Final = {
+    "gpu_lost": "see the GPU's Xid messages in dmesg; reset or cordon the node before it is used again",
+    "gpu_ecc": "reset the GPU (nvidia-smi -r) when nothing runs there; if it comes back, have the GPU replaced",
+    "gpu_xid": "look the Xid number up in NVIDIA's list of Xid errors; the job goes on elsewhere if the GPU fails again",
+}
+
+_XID_MEANS: Final = {
+    "gpu_lost": "its GPU went away",
+    "gpu_ecc": "its GPU's memory has an error that it cannot correct",
+    "gpu_xid": "its GPU's driver reported an error",
+}
+
 
 BUS_XID: Final = 79
 ECC_XIDS: Final = frozenset({48, 63, 64, 92, 94, 95})
@@ -23,6 +38,9 @@ class GpuFault(RankEnd):
     """
 
     gpu_uuid: str = ""
+
+    def advice(self, job_id: str = "JOB") -> str:
+        return _XID_ADVICE.get(self.code, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +64,12 @@ class Xid(GpuFault):
             return GpuLost.kind
         return GpuEcc.kind if self.number in ECC_XIDS else "gpu_xid"
 
+    def sentence(self) -> str:
+        subject = f"gpu {self.gpu_uuid}" if self.gpu_uuid else f"gpu at PCI {self.bus_id}" if self.bus_id else "its GPU"
+        before = f", {self.seconds_before:.0f} s before" if self.seconds_before is not None else ""
+        line = f"kernel: {self.said[:CUT]}" if self.said else f"{subject}: Xid {self.number}{before}"
+        return line if self.rank is None else of_rank(self.rank, f"{_XID_MEANS[self.code]} ({line})")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLost(GpuFault):
@@ -53,6 +77,12 @@ class GpuLost(GpuFault):
 
     kind: ClassVar[str] = "gpu_lost"
     said: str = ""
+
+    def sentence(self) -> str:
+        if self.rank is None:
+            return "the driver no longer has this GPU; reset it or restart the node"
+        known = f"gpu {self.gpu_uuid}: the driver no longer has this GPU" if self.gpu_uuid else ""
+        return of_rank(self.rank, f"its GPU went away{quoted(self.said or known)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +93,19 @@ class GpuEcc(GpuFault):
     said: str = ""
     errors: int = 0
 
+    def sentence(self) -> str:
+        errors = f"{plural(self.errors, 'error')} that it cannot" if self.errors > 1 else "an error that it cannot"
+        return of_rank(self.rank, f"its GPU's memory has {errors} correct{quoted(self.said)}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSilent(GpuFault):
     """The GPU's exporter does not answer."""
 
     kind: ClassVar[str] = "gpu_silent"
+
+    def sentence(self) -> str:
+        return "its exporter does not answer; it is restarted by itself"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +115,9 @@ class GpuFailing(GpuFault):
     kind: ClassVar[str] = "gpu_failing"
     said: str = ""
 
+    def sentence(self) -> str:
+        return self.said or "its driver answers with an error"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantined(GpuFault):
@@ -85,6 +125,9 @@ class Quarantined(GpuFault):
 
     kind: ClassVar[str] = "gpu_quarantined"
     cause: Fact
+
+    def sentence(self) -> str:
+        return f"quarantined: {self.cause.sentence()}"
 
 
 class GpuState(StrEnum):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from orchestrator.core.facts.fact import Fact
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class Sign(StrEnum):
@@ -37,6 +40,10 @@ class CollectiveCall(Fact):
     group: str = ""
     place: str = ""
 
+    def sentence(self) -> str:
+        group = f" of group {self.group}" if self.group else ""
+        return f"{self.name} #{self.number}{group}" + (f" ({self.place})" if self.place else "")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stillness(Fact):
@@ -62,6 +69,9 @@ class Stillness(Fact):
     num_ranks: int | None = None
     calls: tuple[CollectiveCall, ...] = ()
 
+    def sentence(self) -> str:
+        return f"{'every rank' if self.rank is None else f'rank {self.rank}'} {_seen(self)}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lateness(Fact):
@@ -71,6 +81,12 @@ class Lateness(Fact):
     still_seconds: float
     usual_seconds: float | None = None
     by_steps: bool = True
+
+    def sentence(self) -> str:
+        if not self.by_steps:
+            return f"no sign of life for {self.still_seconds:.0f} s"
+        usual = f", where {self.usual_seconds:.2g} s is usual" if self.usual_seconds is not None else ""
+        return f"no step for {self.still_seconds:.0f} s{usual}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +99,16 @@ class Hang(Fact):
     attempt: int
     ignored: bool = False
 
+    def sentence(self) -> str:
+        ignored = "; no action is taken (health.on_hang: notify)" if self.ignored else ""
+        return f"{self.seen.sentence()}; {self.late.sentence()}{ignored}"
+
+    def advice(self, job_id: str = "JOB") -> str:
+        if self.ignored:
+            return f"see `orch stacks {job_id}`"
+        where = f" --rank {self.seen.rank}" if self.seen.rank is not None else ""
+        return f"every rank's stacks are at the end of its log: orch logs {job_id}{where} --attempt {self.attempt}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slow(Fact):
@@ -91,3 +117,66 @@ class Slow(Fact):
     kind: ClassVar[str] = "slow"
     seen: Stillness
     late: Lateness
+
+    def sentence(self) -> str:
+        return f"{self.late.sentence()}: {self.seen.sentence()}"
+
+    def advice(self, job_id: str = "JOB") -> str:
+        return f"see `orch stacks {job_id}`"
+
+
+def _seen(fact: Stillness) -> str:
+    if fact.calls and fact.sign not in (Sign.MISMATCH, Sign.COLLECTIVE):
+        return f"{_activity(fact)}; {_named(fact.calls)}: they wait for it"
+    return _activity(fact)
+
+
+def _activity(fact: Stillness) -> str:
+    match fact.sign:
+        case Sign.STOPPED:
+            return f"is stopped: its process {fact.pid} got a SIGSTOP and no SIGCONT"
+        case Sign.TRACED:
+            return f"is held by a debugger{_in(fact.place)}"
+        case Sign.WORKS:
+            return f"computes, or reads{_in(fact.place)}"
+        case Sign.OUTSIDE:
+            match fact.waits:
+                case "timer":
+                    return f"sleeps{_in(fact.place)}"
+                case "disk":
+                    return f"waits for a disk{_in(fact.place)}"
+            return f"waits for a file, the network or a sleep{_in(fact.place)}"
+        case Sign.UNKNOWN:
+            return f"makes no step, and {fact.said or 'nothing shows what it waits for'}"
+        case Sign.UNSEEN:
+            return "could not be inspected"
+        case Sign.LOCK:
+            waiting = f" while others wait for it in {', '.join(fact.others)}" if fact.others else ""
+            return f"waits in a lock that nothing releases, in {fact.place}{waiting}"
+        case Sign.SPINS:
+            return f"is busy and makes no progress{_in(fact.place)}"
+        case Sign.MISMATCH if fact.calls:
+            own, *others = fact.calls
+            return f"is in {own.sentence()} and {_named(others)}: they wait for each other"
+        case Sign.MISMATCH:
+            other = ", ".join(fact.others) or "a lock"
+            return f"waits in {fact.collective or 'a lock'} while others wait in {other}: they wait for each other"
+        case Sign.COLLECTIVE if fact.calls:
+            return f"waits in {fact.calls[0].sentence()}, and nothing is exchanged"
+        case Sign.COLLECTIVE:
+            return f"waits in {fact.collective or fact.place}, and nothing is exchanged"
+        case Sign.RENDEZVOUS if fact.rank is None:
+            return "waits in init_process_group, and the process group does not form"
+        case Sign.RENDEZVOUS:
+            return f"does not enter init_process_group{_in(fact.place)}, and the others wait for it there"
+        case Sign.WORLD_SIZE:
+            ranks = "1 rank" if fact.num_ranks == 1 else f"{fact.num_ranks} ranks"
+            return f"waits in init_process_group for {fact.world_size} ranks, and the job has {ranks}"
+
+
+def _named(calls: Sequence[CollectiveCall]) -> str:
+    return ", ".join(f"rank {call.rank} in {call.sentence()}" for call in calls)
+
+
+def _in(place: str) -> str:
+    return f", in {place}" if place else ""

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from orchestrator.core.facts.fact import Fact
+from orchestrator.core.facts.words import CUT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,9 @@ class RepeatedFailures(Fact):
     job_id: str
     cause: Fact
 
+    def sentence(self) -> str:
+        return f"{self.failures} failures began here, the last: {self.job_id}, {self.cause.sentence()}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthCheckFailed(Fact):
@@ -25,6 +29,9 @@ class HealthCheckFailed(Fact):
 
     kind: ClassVar[str] = "health_check_failed"
     problems: tuple[Fact, ...]
+
+    def sentence(self) -> str:
+        return f"its health check failed: {'; '.join(each.sentence() for each in self.problems)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +41,9 @@ class DiskDamaged(Fact):
     kind: ClassVar[str] = "disk_damaged"
     path: str
 
+    def sentence(self) -> str:
+        return f"the disk under {self.path} does not keep what is written"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskUnwritable(Fact):
@@ -42,6 +52,9 @@ class DiskUnwritable(Fact):
     kind: ClassVar[str] = "disk_unwritable"
     path: str
     said: str = ""
+
+    def sentence(self) -> str:
+        return f"nothing can be written to {self.path}" + (f": {self.said}" if self.said else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +66,10 @@ class DeviceWrong(Fact):
     operation: str
     off: float | None = None
 
+    def sentence(self) -> str:
+        off = f" (off by {self.off:g})" if self.off is not None else ""
+        return f"{self.device} {'reduces' if self.operation == 'reduce' else 'multiplies'} wrongly{off}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicesSilent(Fact):
@@ -60,6 +77,9 @@ class DevicesSilent(Fact):
 
     kind: ClassVar[str] = "devices_silent"
     seconds: float
+
+    def sentence(self) -> str:
+        return f"its devices did not compute within {self.seconds:g} s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +89,9 @@ class DevicesFailed(Fact):
     kind: ClassVar[str] = "devices_failed"
     said: str
 
+    def sentence(self) -> str:
+        return f"its devices do not compute: {self.said[:CUT]}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverProblem(Fact):
@@ -76,6 +99,9 @@ class DriverProblem(Fact):
 
     kind: ClassVar[str] = "driver_problem"
     said: str
+
+    def sentence(self) -> str:
+        return self.said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +111,11 @@ class CheckFailed(Fact):
     kind: ClassVar[str] = "check_failed"
     seconds: float | None = None
     said: str = ""
+
+    def sentence(self) -> str:
+        if self.seconds is not None:
+            return f"its check took longer than {self.seconds:g} s"
+        return f"its check did not end: {self.said}" if self.said else "its agent does not answer"
 
 
 class Closure(StrEnum):
@@ -104,3 +135,6 @@ class NodeClosed(Fact):
     kind: ClassVar[str] = "node_closed"
     node: str
     state: Closure
+
+    def sentence(self) -> str:
+        return f"node {self.node} is {self.state.value}"

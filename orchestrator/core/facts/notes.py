@@ -6,9 +6,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from orchestrator.core.facts.fact import Fact
+from orchestrator.units import plural
+
+RAYLET_SILENT: Final = "its raylet does not answer; Ray has not declared it dead yet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaidElsewhere(Fact):
+    """Base of the notes that another program, or the checkpoint library, has put into words."""
+
+    said: str
+
+    def sentence(self) -> str:
+        return self.said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +33,9 @@ class RankUnreachable(Fact):
     rank: int
     said: str = ""
 
+    def sentence(self) -> str:
+        return f"rank {self.rank} is out of reach: {self.said}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeUnreachable(Fact):
@@ -30,6 +46,9 @@ class NodeUnreachable(Fact):
     rank: int
     node: str = ""
 
+    def sentence(self) -> str:
+        return f"the node of rank {self.rank}: {RAYLET_SILENT}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reachable(Fact):
@@ -37,6 +56,9 @@ class Reachable(Fact):
 
     kind: ClassVar[str] = "reachable"
     rank: int | None = None
+
+    def sentence(self) -> str:
+        return "every rank's node answers again" if self.rank is None else f"rank {self.rank} is within reach again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +68,12 @@ class ActorEnded(Fact):
     kind: ClassVar[str] = "actor_ended"
     rank: int
 
+    def sentence(self) -> str:
+        return f"the actor of rank {self.rank} did not answer and was ended"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutputsIncomplete(Fact):
+class OutputsIncomplete(SaidElsewhere):
     """Outputs that could not be copied home, and where they are."""
 
     kind: ClassVar[str] = "outputs"
@@ -63,6 +88,9 @@ class StartedCold(Fact):
     rank: int
     said: str
 
+    def sentence(self) -> str:
+        return f"rank {self.rank} began in a fresh interpreter, which takes seconds longer: {self.said}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnusableRecord(Fact):
@@ -71,6 +99,9 @@ class UnusableRecord(Fact):
     kind: ClassVar[str] = "unusable_record"
     rank: int
     said: str = ""
+
+    def sentence(self) -> str:
+        return f"the exit record of rank {self.rank} is left out: {self.said}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +113,10 @@ class UnusableValues(Fact):
     rank: int
     fields: tuple[str, ...]
 
+    def sentence(self) -> str:
+        fields = ", ".join(self.fields)
+        return f"rank {self.rank} reports values that cannot be used (wrong type, not finite, out of range): {fields}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnusableStatus(Fact):
@@ -90,6 +125,9 @@ class UnusableStatus(Fact):
     kind: ClassVar[str] = "unusable_status"
     failure_code: ClassVar[str] = "unusable_report"
     fields: tuple[str, ...]
+
+    def sentence(self) -> str:
+        return f"the status of a snapshot is left out: unusable {', '.join(self.fields)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +140,12 @@ class ReportLeftOut(Fact):
     part: str
     error_type: str
 
+    def sentence(self) -> str:
+        return f"rank {self.rank}: {self.part} is left out: {self.error_type}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SaveFailed(Fact):
+class SaveFailed(SaidElsewhere):
     """A checkpoint could not be saved."""
 
     kind: ClassVar[str] = "save_failed"
@@ -112,7 +153,7 @@ class SaveFailed(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointQuarantined(Fact):
+class CheckpointQuarantined(SaidElsewhere):
     """A checkpoint was found damaged and quarantined."""
 
     kind: ClassVar[str] = "quarantined"
@@ -120,12 +161,11 @@ class CheckpointQuarantined(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointFileNote(Fact):
+class CheckpointFileNote(SaidElsewhere):
     """A note about a script's own checkpoint file; ``note_code`` is its kind."""
 
     kind: ClassVar[str] = "checkpoint_file"
     note_code: str
-    said: str
 
     @property
     def code(self) -> str:
@@ -141,6 +181,9 @@ class SaveInterval(Fact):
     steps: int
     said: str
 
+    def sentence(self) -> str:
+        return f"checkpoint.interval auto: saves {self.said}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotMemory(Fact):
@@ -150,9 +193,15 @@ class SnapshotMemory(Fact):
     snapshot_bytes: int
     asked_bytes: int
 
+    def sentence(self) -> str:
+        return (
+            f"the snapshots of a rank take {self.snapshot_bytes / 1e9:.1f} GB of memory beside the script, and the job asks for"
+            f" {self.asked_bytes / 1e9:.1f} GB in all; ask for more with resources_per_worker.memory"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotsOff(Fact):
+class SnapshotsOff(SaidElsewhere):
     """A rank takes no snapshots in memory."""
 
     kind: ClassVar[str] = "snapshots_off"
@@ -168,6 +217,12 @@ class StorageBacklog(Fact):
     waited_seconds: float
     saves: int
 
+    def sentence(self) -> str:
+        return (
+            f"training has waited {self.waited_seconds:.1f} s for storage, in {plural(self.saves, 'save')}: each checkpoint that"
+            " the job asks for is written before a third one is begun; a longer checkpoint.interval, or interval: auto, waits less"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointsLeftOut(Fact):
@@ -177,6 +232,10 @@ class CheckpointsLeftOut(Fact):
     checkpoints: int
     step: int | None
 
+    def sentence(self) -> str:
+        count = f"{self.checkpoints} checkpoint{' is' if self.checkpoints == 1 else 's are'}"
+        return f"{count} not on storage, which failed while the job trained on; the newest of them is that of step {self.step}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordRepaired(Fact):
@@ -184,6 +243,9 @@ class RecordRepaired(Fact):
 
     kind: ClassVar[str] = "record_repaired"
     fields: tuple[str, ...]
+
+    def sentence(self) -> str:
+        return f"its stored record held unusable values, which are left out: {', '.join(self.fields)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +256,10 @@ class DroppedFact(Fact):
     event: str
     fields: tuple[str, ...] = ()
     error_type: str = ""
+
+    def sentence(self) -> str:
+        why = f"unusable {', '.join(self.fields)}" if self.fields else self.error_type
+        return f"a fact was left out: {self.event} ({why})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +275,9 @@ class LastOfItsKind(Fact):
         """Return the note's code."""
         return self.note.code
 
+    def sentence(self) -> str:
+        return f"{self.note.sentence()} (the last of {self.most} notes of this kind; more are left out)"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoliciesLeftOut(Fact):
@@ -221,3 +290,11 @@ class PoliciesLeftOut(Fact):
     pattern: str = ""
     seconds: float | None = None
     said: str = ""
+
+    def sentence(self) -> str:
+        if self.seconds is not None and not self.pattern:
+            return f"the log policies were not searched for: no processor was free for that within {self.seconds:g} s"
+        if self.seconds is not None:
+            took = f"took longer than {self.seconds:g} s to search for and was left out: simplify it"
+            return f"the log policy {self.pattern!r} {took}"
+        return "the log policies could not be searched for" + (f": {self.said}" if self.said else "")

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from orchestrator.core.facts.fact import Fact
-from orchestrator.core.facts.requesters import ByPruner
-from orchestrator.core.states import (  # noqa: TC001  # conformance.py reads them when it runs
+from orchestrator.core.facts.nodes import Closure, NodeClosed
+from orchestrator.core.facts.requesters import ByHold, ByIdleReclaim, ByPreemption, ByPruner, ByTimeSharing
+from orchestrator.core.facts.words import moment, quoted, span
+from orchestrator.core.states import (  # conformance.py reads them when it runs
     EndCondition,
     FailureClass,
     JobState,
     StopPurpose,
 )
+from orchestrator.units import plural
+
+_STOPS: Final = {
+    StopPurpose.CANCEL: "cancelled by {by}",
+    StopPurpose.PAUSE: "paused by {by}",
+    StopPurpose.PREEMPT: "making room {by}",
+    StopPurpose.TIMEOUT: "exceeded max_duration",
+    StopPurpose.RESIZE: "stopped by {by}",
+}
+
+_ENDS: Final = {EndCondition.SUCCESS: "to succeed", EndCondition.FAILURE: "to fail", EndCondition.ANY: "to end"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,12 +34,18 @@ class Queued(Fact):
 
     kind: ClassVar[str] = "queued"
 
+    def sentence(self) -> str:
+        return "waiting to be placed"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacingGang(Fact):
     """Its actors are being started."""
 
     kind: ClassVar[str] = "placing_gang"
+
+    def sentence(self) -> str:
+        return "placing the gang"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +55,18 @@ class StartingRanks(Fact):
     kind: ClassVar[str] = "starting_ranks"
     again: bool = False
 
+    def sentence(self) -> str:
+        return "starting the ranks again" if self.again else "starting the ranks"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksUp(Fact):
     """Every rank is up."""
 
     kind: ClassVar[str] = "ranks_up"
+
+    def sentence(self) -> str:
+        return "every rank is up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +75,9 @@ class RanksSucceeded(Fact):
 
     kind: ClassVar[str] = "ranks_succeeded"
     releasing: bool = False
+
+    def sentence(self) -> str:
+        return "every rank ended with 0; releasing the GPUs" if self.releasing else "every rank ended with exit code 0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +88,10 @@ class StopOrdered(Fact):
     purpose: StopPurpose
     by: Fact
 
+    def sentence(self) -> str:
+        by = _room(self.by) if self.purpose is StopPurpose.PREEMPT else self.by.sentence()
+        return f"{_STOPS[self.purpose].format(by=by)}; its processes have time to save"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled(Fact):
@@ -67,6 +99,14 @@ class Cancelled(Fact):
 
     kind: ClassVar[str] = "cancelled"
     by: Fact
+
+    def sentence(self) -> str:
+        if isinstance(self.by, ByPruner):
+            value = (
+                "not finite" if self.by.value is None else f"{self.by.value:.6g}, worse than the median of the trials"
+            )
+            return f"pruned at step {self.by.step}: {self.by.metric} was {value}"
+        return f"cancelled by {self.by.sentence()}"
 
 
 def is_pruned(reason: Fact) -> bool:
@@ -81,6 +121,11 @@ class Paused(Fact):
     kind: ClassVar[str] = "paused"
     by: Fact
 
+    def sentence(self) -> str:
+        if isinstance(self.by, ByHold):
+            return f"held by {self.by.name}; `orch release` puts it into the queue"
+        return f"paused by {self.by.sentence()}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed(Fact):
@@ -88,6 +133,9 @@ class Resumed(Fact):
 
     kind: ClassVar[str] = "resumed"
     by: str
+
+    def sentence(self) -> str:
+        return f"resumed by {self.by}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +145,9 @@ class MadeRoom(Fact):
     kind: ClassVar[str] = "made_room"
     by: Fact
 
+    def sentence(self) -> str:
+        return f"stopped to make room {_room(self.by)}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedAnew(Fact):
@@ -105,6 +156,9 @@ class PlacedAnew(Fact):
     kind: ClassVar[str] = "placed_anew"
     cause: Fact | None = None
 
+    def sentence(self) -> str:
+        return f"to be placed again: {'lost its gang' if self.cause is None else self.cause.sentence()}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OthersAsked(Fact):
@@ -112,6 +166,9 @@ class OthersAsked(Fact):
 
     kind: ClassVar[str] = "others_asked"
     cause: Fact
+
+    def sentence(self) -> str:
+        return f"{self.cause.sentence()}; the other ranks are asked to stop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +179,9 @@ class NoRoom(Fact):
     ranks: int
     cause: Fact
 
+    def sentence(self) -> str:
+        return f"no room for {plural(self.ranks, 'rank')} any more: {self.cause.sentence()}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackingOff(Fact):
@@ -131,6 +191,9 @@ class BackingOff(Fact):
     seconds: float
     cause: Fact
 
+    def sentence(self) -> str:
+        return f"tried again in {self.seconds:.0f} s ({self.cause.sentence()})"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoesNotFit(Fact):
@@ -139,6 +202,9 @@ class DoesNotFit(Fact):
     kind: ClassVar[str] = "does_not_fit"
     gpus: float
     cpus: float
+
+    def sentence(self) -> str:
+        return f"does not fit on the nodes there are, even when they are empty: {_demand(self.gpus, self.cpus)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +216,11 @@ class AwaitsNodes(Fact):
     gpus: float
     cpus: float
 
+    def sentence(self) -> str:
+        names, many = ", ".join(self.nodes), len(self.nodes) > 1
+        there = f"node{'s' if many else ''} {names}, which {'are' if many else 'is'} down"
+        return f"waiting for {there}; the nodes that are up cannot hold {_demand(self.gpus, self.cpus)}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoNodeWithLabels(Fact):
@@ -157,6 +228,11 @@ class NoNodeWithLabels(Fact):
 
     kind: ClassVar[str] = "no_node_with_labels"
     labels: tuple[str, ...]
+
+    def sentence(self) -> str:
+        one = len(self.labels) == 1
+        none = f"no node has {'this label' if one else 'all of these labels'}; `orch nodes label` sets {'it' if one else 'them'}"
+        return f"waiting for a node with {', '.join(self.labels)}: {none}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +249,16 @@ class NodeReserved(Fact):
     said: str = ""
     seconds: float | None = None
     begun: bool = False
+
+    def sentence(self) -> str:
+        if self.begun:
+            return f"node {self.node} is reserved until {moment(self.end)}{quoted(self.said)}"
+        need = (
+            "it is not known how long the job runs (max_duration says it)"
+            if self.seconds is None
+            else f"the job is expected to run for {span(self.seconds)}"
+        )
+        return f"node {self.node} is reserved from {moment(self.start)} to {moment(self.end)}{quoted(self.said)}, and {need}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +277,13 @@ class NotEnoughFree(Fact):
     reserved: tuple[Fact, ...] = ()
     closed: tuple[Fact, ...] = ()
 
+    def sentence(self) -> str:
+        free = f"{plural(self.free_gpus, 'GPU')}, {plural(self.free_cpus, 'CPU')}"
+        where = f" on nodes with {', '.join(self.labels)}" if self.labels else ""
+        everywhere = " on all nodes" if self.labels else ""
+        kept = "".join(f"; {each.sentence()}" for each in self.reserved)
+        return f"waiting for {_demand(self.gpus, self.cpus)}{where}; free now{everywhere}: {free}{_closed(self.closed)}{kept}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueAtMaximum(Fact):
@@ -201,6 +294,12 @@ class QueueAtMaximum(Fact):
     maximum: int
     used: float
     gpus: float
+
+    def sentence(self) -> str:
+        maximum = plural(self.maximum, "GPU")
+        if self.used >= self.maximum:
+            return f"queue {self.queue} is at its maximum of {maximum}"
+        return f"queue {self.queue} holds {self.used:g} of its maximum of {maximum}, and the job needs {self.gpus:g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +312,14 @@ class UserAtLimit(Fact):
     used: float
     gpus: float
 
+    def sentence(self) -> str:
+        if not self.gpus:
+            return f"user {self.user} has {plural(self.used, 'job')} running, the limit of a user is {self.limit}"
+        return (
+            f"user {self.user} holds {plural(self.used, 'GPU')}, the job needs {self.gpus:g}, and the limit of a user is"
+            f" {self.limit}"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwaitsRoom(Fact):
@@ -220,6 +327,9 @@ class AwaitsRoom(Fact):
 
     kind: ClassVar[str] = "awaits_room"
     jobs: tuple[str, ...]
+
+    def sentence(self) -> str:
+        return f"waiting until {', '.join(self.jobs)} {'has' if len(self.jobs) == 1 else 'have'} stopped to make room"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +342,10 @@ class AwaitsJob(Fact):
     state: JobState
     more: int = 0
 
+    def sentence(self) -> str:
+        more = f", and for {plural(self.more, 'other job')}" if self.more else ""
+        return f"waiting for {self.job} ({self.state}) {_ENDS[self.on]}{more}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwaitsTime(Fact):
@@ -239,6 +353,9 @@ class AwaitsTime(Fact):
 
     kind: ClassVar[str] = "awaits_time"
     start_at: float
+
+    def sentence(self) -> str:
+        return f"starts at {moment(self.start_at)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +365,9 @@ class MatrixAtLimit(Fact):
     kind: ClassVar[str] = "matrix_at_limit"
     matrix: str
     limit: int
+
+    def sentence(self) -> str:
+        return f"{self.matrix} runs at most {plural(self.limit, 'job')} at a time (matrix.max_concurrent)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,6 +379,9 @@ class PrerequisiteUnmet(Fact):
     on: EndCondition
     state: JobState
 
+    def sentence(self) -> str:
+        return f"depends on {self.job} {_ENDS[self.on]}, which ended {self.state}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrerequisiteGone(Fact):
@@ -268,12 +391,18 @@ class PrerequisiteGone(Fact):
     job: str
     on: EndCondition
 
+    def sentence(self) -> str:
+        return f"depends on {self.job} {_ENDS[self.on]}, whose record was removed"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPolicyFails(Fact):
     """A log policy of the job makes this end final."""
 
     kind: ClassVar[str] = "log_policy_fails"
+
+    def sentence(self) -> str:
+        return "a log policy requires it to fail"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,6 +414,9 @@ class BudgetSpent(Fact):
     used: int
     budget: int
 
+    def sentence(self) -> str:
+        return f"{self.used} of {self.budget} {self.failure_class} restarts used"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoNewCheckpoint(Fact):
@@ -292,6 +424,9 @@ class NoNewCheckpoint(Fact):
 
     kind: ClassVar[str] = "no_new_checkpoint"
     restarts: int
+
+    def sentence(self) -> str:
+        return f"{plural(self.restarts, 'restart')} in a row brought no newer checkpoint (retry.max_no_progress)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,3 +436,28 @@ class NotRetried(Fact):
     kind: ClassVar[str] = "not_retried"
     cause: Fact
     refusal: Fact
+
+    def sentence(self) -> str:
+        return f"{self.cause.sentence()}; not tried again: {self.refusal.sentence()}"
+
+
+def _room(by: Fact) -> str:
+    """Return the job for which, or the cause for which, a job makes room."""
+    for_a_job = isinstance(by, ByPreemption | ByTimeSharing | ByIdleReclaim)
+    return by.sentence() if for_a_job else f"({by.sentence()})"
+
+
+def _demand(gpus: float, cpus: float) -> str:
+    return " and ".join([*([plural(gpus, "GPU")] if gpus else []), plural(cpus, "CPU")])
+
+
+def _closed(nodes: tuple[Fact, ...]) -> str:
+    """Return the clauses about nodes that would suit if they took new ranks, one for each state."""
+    by_state: dict[Closure, list[str]] = {}
+    for each in nodes:
+        if isinstance(each, NodeClosed):
+            by_state.setdefault(each.state, []).append(each.node)
+    return "".join(
+        f"; {'node' if len(names) == 1 else 'nodes'} {', '.join(names)} {'is' if len(names) == 1 else 'are'} {state.value}"
+        for state, names in by_state.items()
+    )

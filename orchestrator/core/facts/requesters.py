@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from orchestrator.core.facts.fact import Fact
+from orchestrator.core.facts.words import moment, quoted, span
+from orchestrator.units import plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +17,9 @@ class ByUser(Fact):
     kind: ClassVar[str] = "by_user"
     name: str
 
+    def sentence(self) -> str:
+        return self.name
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByForce(Fact):
@@ -22,6 +27,9 @@ class ByForce(Fact):
 
     kind: ClassVar[str] = "by_force"
     name: str
+
+    def sentence(self) -> str:
+        return f"{self.name} by force: nothing has confirmed that its ranks have ended"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +39,9 @@ class ByHold(Fact):
     kind: ClassVar[str] = "by_hold"
     name: str
 
+    def sentence(self) -> str:
+        return self.name
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByMatrix(Fact):
@@ -39,6 +50,9 @@ class ByMatrix(Fact):
     kind: ClassVar[str] = "by_matrix"
     matrix: str
     job: str
+
+    def sentence(self) -> str:
+        return f"fail_fast of {self.matrix}: {self.job} failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +65,10 @@ class ByPruner(Fact):
     step: int
     value: float | None = None
 
+    def sentence(self) -> str:
+        value = "not finite" if self.value is None else f"{self.value:.6g}"
+        return f"the pruner of {self.matrix}: {self.metric} was {value} at step {self.step}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByGrowth(Fact):
@@ -59,6 +77,9 @@ class ByGrowth(Fact):
     kind: ClassVar[str] = "by_growth"
     ranks: int
     instead_of: int
+
+    def sentence(self) -> str:
+        return f"the scheduler, to run on {self.ranks} ranks instead of {self.instead_of}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +91,9 @@ class ByShrinking(Fact):
     ranks: int
     instead_of: int
 
+    def sentence(self) -> str:
+        return f"the scheduler, to run on {plural(self.ranks, 'rank')} instead of {self.instead_of}: {self.job} waits for the rest"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByPreemption(Fact):
@@ -78,6 +102,9 @@ class ByPreemption(Fact):
     kind: ClassVar[str] = "by_preemption"
     job: str
     priority: int
+
+    def sentence(self) -> str:
+        return f"for {self.job}, priority {self.priority}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +115,10 @@ class ByTimeSharing(Fact):
     job: str
     overdue: bool = False
 
+    def sentence(self) -> str:
+        why = "has waited for too long" if self.overdue else "is expected to need less time"
+        return f"for {self.job}, which {why}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByIdleReclaim(Fact):
@@ -97,6 +128,10 @@ class ByIdleReclaim(Fact):
     job: str
     seconds: float
 
+    def sentence(self) -> str:
+        limit = span(self.seconds)
+        return f"for {self.job}: all GPUs of this job had been idle for {limit}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByNodeDrain(Fact):
@@ -104,6 +139,9 @@ class ByNodeDrain(Fact):
 
     kind: ClassVar[str] = "by_node_drain"
     name: str
+
+    def sentence(self) -> str:
+        return f"{self.name} drains its node"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,12 +153,18 @@ class ByNodeReservation(Fact):
     end: float
     said: str = ""
 
+    def sentence(self) -> str:
+        return f"node {self.node} is reserved until {moment(self.end)}{quoted(self.said)}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByShutdown(Fact):
     """The daemon stops, and jobs with it: ``orch down --stop-jobs``."""
 
     kind: ClassVar[str] = "by_shutdown"
+
+    def sentence(self) -> str:
+        return "orch down --stop-jobs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,3 +173,6 @@ class ByLimit(Fact):
 
     kind: ClassVar[str] = "by_limit"
     key: str
+
+    def sentence(self) -> str:
+        return f"its limit {self.key}"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from orchestrator.core.diagnosis.definitions import MOST_FINDINGS, definition_of
+from orchestrator.core.diagnosis.definitions import definition_of
 from orchestrator.core.facts.findings import Finding, key_of
+from orchestrator.core.thresholds import MOST_FINDINGS
 
 if TYPE_CHECKING:
     from orchestrator.core import events as ev

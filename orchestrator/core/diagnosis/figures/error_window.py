@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.core.diagnosis import definitions as d
+from orchestrator.core import thresholds as d
 
 if TYPE_CHECKING:
     from orchestrator.core.diagnosis.observation import GpuSeen

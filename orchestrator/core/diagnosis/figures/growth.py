@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from orchestrator.core.diagnosis import definitions as d
+from orchestrator.core import thresholds as d
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

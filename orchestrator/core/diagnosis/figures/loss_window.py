@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from orchestrator.core.diagnosis import definitions as d
+from orchestrator.core import thresholds as d
+from orchestrator.core.diagnosis.definitions import DEFINITIONS
 from orchestrator.core.facts.findings import LossJumped
 
 MAD_TO_DEVIATION: Final = 1.4826
@@ -86,7 +87,7 @@ class LossWindow:
         self._newest.append(value)
         self._jumped = self._jump()
         jump = self._jumped[0]
-        if jump is None or jump < d.DEFINITIONS[LossJumped].closes_at or len(self._held) >= d.JUMP_ENDS_AFTER:
+        if jump is None or jump < DEFINITIONS[LossJumped].closes_at or len(self._held) >= d.JUMP_ENDS_AFTER:
             self._usual.extend(self._held)
             self._held.clear()
 

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator.core.diagnosis import definitions as d
+from orchestrator.core import thresholds as d
 from orchestrator.core.diagnosis.figures.estimate import estimate, share
 from orchestrator.core.diagnosis.figures.growth import GrowthWindow
 

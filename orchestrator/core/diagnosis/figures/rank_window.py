@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from orchestrator.core.diagnosis import definitions as d
+from orchestrator.core import thresholds as d
 from orchestrator.core.diagnosis.figures.estimate import estimate
 from orchestrator.core.diagnosis.pace import APART
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.core.diagnosis import definitions as d
+from orchestrator.core import thresholds as d
 
 if TYPE_CHECKING:
     from orchestrator.core.diagnosis.observation import JobSeen, StorageSeen

@@ -11,7 +11,13 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.core.diagnosis.definitions import (
+from orchestrator.core.diagnosis.figures.error_window import NO_ERRORS, ErrorWindow
+from orchestrator.core.diagnosis.figures.growth import GrowthWindow
+from orchestrator.core.diagnosis.figures.loss_window import LossWindow
+from orchestrator.core.diagnosis.figures.process_window import ProcessWindow
+from orchestrator.core.diagnosis.figures.rank_window import RankWindow
+from orchestrator.core.diagnosis.figures.storage_window import NO_STORAGE, StorageWindow
+from orchestrator.core.thresholds import (
     LATE_LOOKS,
     LEAST_SAMPLES,
     LEAST_STEPS,
@@ -20,12 +26,6 @@ from orchestrator.core.diagnosis.definitions import (
     STILL_PAUSES,
     WINDOW_SECONDS,
 )
-from orchestrator.core.diagnosis.figures.error_window import NO_ERRORS, ErrorWindow
-from orchestrator.core.diagnosis.figures.growth import GrowthWindow
-from orchestrator.core.diagnosis.figures.loss_window import LossWindow
-from orchestrator.core.diagnosis.figures.process_window import ProcessWindow
-from orchestrator.core.diagnosis.figures.rank_window import RankWindow
-from orchestrator.core.diagnosis.figures.storage_window import NO_STORAGE, StorageWindow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

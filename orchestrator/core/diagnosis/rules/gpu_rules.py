@@ -6,18 +6,18 @@ import math
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.core.diagnosis import definitions as d
-from orchestrator.core.diagnosis.definitions import (
+from orchestrator.core import thresholds as d
+from orchestrator.core.diagnosis.rules.suspicion import Suspicion
+from orchestrator.core.facts import findings as f
+from orchestrator.core.facts.gpus import GpuEcc
+from orchestrator.core.facts.hangs import Sign
+from orchestrator.core.thresholds import (
     BUSY_UTILIZATION,
     GROWTH_HORIZON_SECONDS,
     IDLE_UTILIZATION,
     LOWER_LIMIT,
     SPINNING_UTILIZATION,
 )
-from orchestrator.core.diagnosis.rules.suspicion import Suspicion
-from orchestrator.core.facts import findings as f
-from orchestrator.core.facts.gpus import GpuEcc
-from orchestrator.core.facts.hangs import Sign
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from orchestrator.core.diagnosis import definitions as d
+from orchestrator.core import thresholds as d
+from orchestrator.core.diagnosis.definitions import DEFINITIONS
 from orchestrator.core.diagnosis.figures.estimate import above, typical
 from orchestrator.core.diagnosis.figures.rank_window import in_lockstep
 from orchestrator.core.diagnosis.rules.suspicion import Suspicion
@@ -79,14 +80,14 @@ def _waiting(ranks: Sequence[_Rank]) -> Iterator[Suspicion]:
 
 def _certain(deviations: float) -> float:
     """Return the highest figure that a difference of ``deviations`` standard errors can have."""
-    return 1.0 + (d.DEFINITIONS[f.RankAwaited].opens_at - 1.0) * deviations / d.CERTAIN_DEVIATIONS
+    return 1.0 + (DEFINITIONS[f.RankAwaited].opens_at - 1.0) * deviations / d.CERTAIN_DEVIATIONS
 
 
 def _starved(job: JobFigures) -> Iterator[Suspicion]:
     """Find training threads that wait for something outside while steps are made, where the script reports no waits."""
     if not job.reports or any(rank.data_seconds is not None for rank in job.ranks):
         return
-    closes = d.DEFINITIONS[f.InputStarved].closes_at
+    closes = DEFINITIONS[f.InputStarved].closes_at
     shares = {
         one.newest.rank: one.asleep
         for one in job.processes

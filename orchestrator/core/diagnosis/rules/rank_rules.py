@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.core.diagnosis import definitions as d
+from orchestrator.core import thresholds as d
+from orchestrator.core.diagnosis.definitions import DEFINITIONS
 from orchestrator.core.diagnosis.figures.estimate import Estimate, above, typical
 from orchestrator.core.diagnosis.figures.rank_window import in_lockstep
 from orchestrator.core.diagnosis.rendezvous import GATHERING
@@ -131,7 +132,7 @@ def _slower(step: float, own: Estimate | None, others: Sequence[Estimate]) -> _S
     if usual <= 0.0 or own.value - usual < max(LEAST_SECONDS, d.LEAST_STEP_SHARE * step):
         return None
     more = above(own, others)
-    opens = d.DEFINITIONS[f.RankSlow].opens_at - 1.0
+    opens = DEFINITIONS[f.RankSlow].opens_at - 1.0
     certain = 1.0 + opens * more.deviations / d.CERTAIN_DEVIATIONS
     return _Slower(seconds=more.value, usual_seconds=more.usual, figure=min(more.value / more.usual, certain))
 
@@ -151,7 +152,7 @@ def _slow_nodes(ranks: Sequence[RankFigures]) -> Iterator[Suspicion]:
     if len(own) < 2 or min(one.value for one in own) < least or max(one.value for one in others) > middle.value:
         return
     found = _slower(max(rank.step.value for rank in ranks), middle, others)
-    if found is not None and found.figure >= d.DEFINITIONS[f.NodeSlow].closes_at:
+    if found is not None and found.figure >= DEFINITIONS[f.NodeSlow].closes_at:
         node = f.NodeSlow(node=slowest, factor=found.factor, ranks=len(own))
         yield Suspicion(finding=node, figure=found.figure)
 
@@ -162,7 +163,7 @@ def _starved(job: JobFigures) -> Iterator[Suspicion]:
         for rank in job.ranks
         if rank.data_seconds
     }
-    definition = d.DEFINITIONS[f.InputStarved]
+    definition = DEFINITIONS[f.InputStarved]
     starved = {rank: share for rank, share in shares.items() if share >= definition.closes_at}
     together = len(starved) > 1 and 2 * len(starved) > len(job.ranks)
     if together:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestrator.core.diagnosis import definitions as d
+from orchestrator.core import thresholds as d
+from orchestrator.core.diagnosis.definitions import DEFINITIONS
 from orchestrator.core.diagnosis.rules.suspicion import Suspicion
 from orchestrator.core.facts import findings as f
 
@@ -59,7 +60,7 @@ def _slow_storage(job: JobFigures) -> Suspicion | None:
     figure, worst = max(found, key=lambda pair: pair[0], default=(0.0, None))
     if worst is None and not storage.waiting:
         return None
-    closes = d.DEFINITIONS[f.StorageSlow].closes_at
+    closes = DEFINITIONS[f.StorageSlow].closes_at
     slow = sum(each >= closes for each, _ in found)
     alone = worst is not None and len(found) > 1 and slow == 1 and figure > waiting
     finding = f.StorageSlow(

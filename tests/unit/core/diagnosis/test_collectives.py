@@ -8,9 +8,8 @@ import pytest
 
 from orchestrator.core.diagnosis.collectives import Entered, odd_one
 from orchestrator.core.diagnosis.health import Call, RankLook, Wait, judge
-from orchestrator.core.facts.codec import fact_from, fact_to_dict
+from orchestrator.core.facts.codec import fact_from
 from orchestrator.core.facts.hangs import Sign
-from orchestrator.core.sentences import sentence
 from tests.unit.core.diagnosis.test_health import ALL_REDUCE, BACKWARD, BROADCAST, LOCK, how, look, pair
 
 WORLD, OTHER = 11, 22
@@ -59,13 +58,13 @@ def at(rank: int, call: Entered | None, **changes: object) -> tuple[RankLook, Ra
 def test_two_calls_of_the_same_collective_are_told_apart_by_their_group_and_number() -> None:
     found = judge({0: at(0, SAME), 1: at(1, SUBGROUP), 2: at(2, SAME)}, range(3), how())
     assert (found.call, found.rank, found.seen.sign) == (Call.HUNG, 1, Sign.MISMATCH)
-    assert sentence(found.seen) == (
+    assert found.seen.sentence() == (
         "rank 1 is in all_reduce #1 of group ranks 1,2 (step (train.py:12)) and rank 0 in all_reduce #41"
         " (step (train.py:12)): they wait for each other"
     )
-    assert fact_from(fact_to_dict(found.seen)) == found.seen
+    assert fact_from(found.seen.to_dict()) == found.seen
     together = judge({0: at(0, SAME), 1: at(1, SAME)}, range(2), how())
-    assert sentence(together.seen).startswith("every rank waits in all_reduce #41 (step")
+    assert together.seen.sentence().startswith("every rank waits in all_reduce #41 (step")
     unknown = judge({0: at(0, SAME), 1: at(1, None)}, range(2), how())
     assert (unknown.seen.sign, unknown.seen.calls) == (Sign.COLLECTIVE, ())
     moving = {0: at(0, SAME), 1: (at(1, SAME)[0], at(1, SUBGROUP)[1])}
@@ -75,11 +74,11 @@ def test_two_calls_of_the_same_collective_are_told_apart_by_their_group_and_numb
 def test_other_collectives_are_named_with_their_numbers_where_the_stacks_agree_with_the_counts() -> None:
     other = pair(replace(look(1, BROADCAST), entered=entered("broadcast")))
     found = judge({0: at(0, SAME), 1: other, 2: at(2, SAME)}, range(3), how())
-    assert sentence(found.seen).startswith("rank 1 is in broadcast #41 (step (train.py:12)) and rank 0 in all_re")
+    assert found.seen.sentence().startswith("rank 1 is in broadcast #41 (step (train.py:12)) and rank 0 in all_re")
     backward = pair(replace(look(1, BACKWARD), entered=SAME))
     found = judge({0: at(0, entered(number=42)), 1: backward, 2: at(2, entered(number=42))}, range(3), how())
     assert found.seen.calls == (), "the exchange of gradients is not counted"
-    assert sentence(found.seen).startswith("rank 1 waits in the exchange of gradients while others wait in all_reduce")
+    assert found.seen.sentence().startswith("rank 1 waits in the exchange of gradients while others wait in all_reduce")
 
 
 def test_of_ranks_that_wait_outside_or_spin_the_one_is_named_for_which_others_wait() -> None:
@@ -89,7 +88,7 @@ def test_of_ranks_that_wait_outside_or_spin_the_one_is_named_for_which_others_wa
     pairs[2] = pair(replace(look(2, LOCK, **waiting), entered=late))  # type: ignore[arg-type]
     found = judge(pairs, range(3), how())
     assert (found.call, found.rank, found.seen.sign) == (Call.SLOW, 2, Sign.OUTSIDE)
-    assert sentence(found.seen).endswith("; rank 0 in all_reduce #41 (pull (data.py:7)): they wait for it")
+    assert found.seen.sentence().endswith("; rank 0 in all_reduce #41 (pull (data.py:7)): they wait for it")
     spinning = {rank: pair(replace(look(rank), entered=SAME), cpu=1.0) for rank in (0, 1)}
     spinning[2] = pair(replace(look(2), entered=late), cpu=1.0)
     found = judge(spinning, range(3), how())

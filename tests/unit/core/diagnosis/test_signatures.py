@@ -20,7 +20,6 @@ from orchestrator.core.events import Exit
 from orchestrator.core.facts.gpus import Xid
 from orchestrator.core.facts.memory import KernelMessage, OomCount, OomKill
 from orchestrator.core.lifecycle.failure import ClassifiedFailure, classify
-from orchestrator.core.sentences import failure_advice, failure_sentence
 from orchestrator.core.states import FailureClass
 from tests.unit.core.builders import T0, after, exited, make_spec, pending, running
 
@@ -126,9 +125,9 @@ def test_an_error_of_the_real_library_is_recognised(
     fields = raised(function)
     failure = told(**fields)
     assert (failure.code, failure.failure_class) == (code, failure_class), fields
-    assert failure_sentence(failure).startswith("rank 0: ")
-    assert "\n" not in failure_sentence(failure)
-    assert failure_advice(failure, "job")
+    assert failure.sentence().startswith("rank 0: ")
+    assert "\n" not in failure.sentence()
+    assert failure.advice("job")
 
 
 def test_a_broken_file_is_told_from_one_that_does_not_fit(tmp_path: Path) -> None:
@@ -295,8 +294,8 @@ def test_what_stands_beside_a_failure_is_not_taken_for_its_cause(fields: dict[st
 
 def test_the_sentence_tells_the_evidence() -> None:
     failure = told(signal=9, evidence=(OomCount(path="/sys/fs/cgroup/memory.events", before=3, count=4),))
-    assert failure_sentence(failure).endswith("(cgroup: oom_kill rose from 3 to 4 in /sys/fs/cgroup/memory.events)")
-    assert "resources_per_worker.memory" in failure_advice(failure, "job")
+    assert failure.sentence().endswith("(cgroup: oom_kill rose from 3 to 4 in /sys/fs/cgroup/memory.events)")
+    assert "resources_per_worker.memory" in failure.advice("job")
 
 
 def test_every_signature_is_shown_here() -> None:
@@ -354,7 +353,7 @@ def test_a_fresh_interpreters_exception_is_named_as_any_other() -> None:
     lines = tuple(line.replace("{said}", "an illegal memory access was encountered") for line in CUDA_ASSERT)
     failure = told(exit_code=1, log_tail=lines)
     assert failure.failure_class is USER
-    assert "torch.AcceleratorError: CUDA error: an illegal memory access was encountered" in failure_sentence(failure)
+    assert "torch.AcceleratorError: CUDA error: an illegal memory access was encountered" in failure.sentence()
 
 
 @pytest.mark.parametrize("after_it", [["a line that the script printed later"] * 20, ["    indented"] * 3])

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from orchestrator.core.diagnosis import definitions as d
+from orchestrator.core import thresholds as d
 from orchestrator.core.diagnosis.figures.loss_window import LossFigures, LossWindow
 
 
