@@ -15,11 +15,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
+from msgspec.structs import replace
 
 from benchmarks.measure import parser, report, result, summary
 from benchmarks.peers.slurm import TUNING, Slurm, why_not

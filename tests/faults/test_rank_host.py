@@ -10,7 +10,6 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from orchestrator.runtime.spawn.rank_locks import rank_lock_path
 from orchestrator.train.script.progress import ProgressPage
 from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, running_server
 from tests.support.processes import command_line
+from tests.support.records import replace
 from tests.support.stack import wait_until
 
 SLEEPER = "import os, time; open('pid', 'a').write(f'{os.getpid()}\\n'); time.sleep(600)"

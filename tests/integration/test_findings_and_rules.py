@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,6 +30,7 @@ from tests.integration.test_rules_promtool import (
     promtool_test,
     run_promtool,
 )
+from tests.support.records import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

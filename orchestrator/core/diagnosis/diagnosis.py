@@ -8,8 +8,10 @@ closes. Pure; only observed time counts, as in ``heartbeat.py``: of a gap in whi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from orchestrator.core.diagnosis.definitions import PRECEDENCE, definition_of
 from orchestrator.core.diagnosis.figures.windows import JobWindows

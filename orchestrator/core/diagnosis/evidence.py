@@ -5,8 +5,9 @@ Evidence near a death must also explain it: the kernel kills with SIGKILL, and a
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeGuard
+
+from msgspec.structs import replace
 
 from orchestrator.core.diagnosis.signatures import abort_words
 from orchestrator.core.facts.gpus import PROGRAM_XIDS, GpuEcc, GpuLost, Xid

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar
 
+import msgspec
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+from orchestrator.core.codec import Kind, Record, Text
+
+
 class Fact:
     """A fact in figures and names, which puts itself into words for the command line, the API and web hooks.
 
-    ``kind`` names the fact in the store and in the API. ``failure_code`` is the code of a failure that it causes, where
-    several facts share one.
+    Every fact is a ``FactRecord``. Fields that hold any fact are declared with this class: it is none that msgspec knows, so ``codec.py`` reads
+    them, and replaces a fact that cannot be read. ``kind`` names the fact in the store and in the API. ``failure_code`` is the code
+    of a failure that it causes, where several facts share one.
     """
 
-    kind: ClassVar[str] = ""
+    __slots__ = ()
+    kind = Kind()
     failure_code: ClassVar[str] = ""
 
     @property
@@ -32,26 +36,18 @@ class Fact:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fact as JSON-ready values: its ``kind``, and the fields without default values."""
-        plain: dict[str, Any] = {"kind": self.kind}
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if f.default is MISSING or value != f.default:
-                plain[f.name] = _plain(value)
+        plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Fact):
-        return value.to_dict()
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+class FactRecord(Record, Fact, tag_field="kind", omit_defaults=True, forbid_unknown_fields=False):
+    """Base of the classes of facts; ``tag`` is the kind."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnreadableFact(Fact):
+class UnreadableFact(FactRecord, tag="unreadable"):
     """A stored fact that this version cannot read: ``text`` is what was stored, shown and never parsed."""
 
-    kind: ClassVar[str] = "unreadable"
-    text: str
+    text: Text
 
     def sentence(self) -> str:
         return self.text

@@ -6,12 +6,12 @@ close them, and ``docs/diagnosis.md`` has a section for each ``kind``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, Final
 
-from orchestrator.core.facts.fact import Fact
-from orchestrator.core.facts.hangs import Lateness, Stillness  # noqa: TC001  # conformance.py reads the annotations
+from orchestrator.core.codec import Integer, Number, Text, Time
+from orchestrator.core.facts.fact import Fact, FactRecord
+from orchestrator.core.facts.hangs import Lateness, Stillness
 from orchestrator.core.facts.words import quoted, span
 from orchestrator.core.thresholds import WAITING_SHARE
 from orchestrator.units import plural, size
@@ -44,16 +44,15 @@ class Severity(StrEnum):
     WARNING = "warning"  # the job is slower or less safe than it could be
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding(Fact):
+class Finding(FactRecord):
     """Base of all findings. ``since`` is when the figures began to show it, in seconds since the epoch."""
 
     severity: ClassVar[Severity] = Severity.WARNING
 
-    rank: int | None = None
-    gpu_uuid: str = ""
-    node: str = ""
-    since: float = 0.0
+    rank: Integer | None = None
+    gpu_uuid: Text = ""
+    node: Text = ""
+    since: Time = 0.0
     confidence: Confidence = Confidence.LIKELY
 
 
@@ -69,13 +68,11 @@ def key_of(finding: Finding) -> FindingKey:
 # -- GPUs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuIdle(Finding):
+class GpuIdle(Finding, tag="gpu_idle"):
     """The GPU is idle while the job's others are busy (ratios of time)."""
 
-    kind: ClassVar[str] = "gpu_idle"
-    utilization: float
-    usual_utilization: float
+    utilization: Number
+    usual_utilization: Number
 
     def sentence(self) -> str:
         return f"{gpu_of(self)} is {self.utilization:.0%} busy, and the job's others {self.usual_utilization:.0%}"
@@ -87,13 +84,11 @@ class GpuIdle(Finding):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSlow(Finding):
+class GpuSlow(Finding, tag="gpu_slow"):
     """The GPU's clock is below that of the job's others of the same model, for no reason that its driver reports."""
 
-    kind: ClassVar[str] = "gpu_slow"
-    hertz: float
-    usual_hertz: float
+    hertz: Number
+    usual_hertz: Number
 
     def sentence(self) -> str:
         return (
@@ -108,13 +103,11 @@ class GpuSlow(Finding):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuThrottled(Finding):
+class GpuThrottled(Finding, tag="gpu_throttled"):
     """The driver limits the GPU's clocks for ``reasons``, for this share of the time."""
 
-    kind: ClassVar[str] = "gpu_throttled"
-    reasons: tuple[str, ...]
-    share: float
+    reasons: tuple[Text, ...]
+    share: Number
 
     def sentence(self) -> str:
         reasons = " and ".join(reason.replace("_", " ") for reason in self.reasons) or "an unknown reason"
@@ -125,12 +118,10 @@ class GpuThrottled(Finding):
         return known[0] if known else "see `nvidia-smi -q -d PERFORMANCE` on its node"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuShared(Finding):
+class GpuShared(Finding, tag="gpu_shared"):
     """Processes that belong to no job on the GPU use it."""
 
-    kind: ClassVar[str] = "gpu_shared"
-    pids: tuple[int, ...]
+    pids: tuple[Integer, ...]
 
     def sentence(self) -> str:
         pids = ", ".join(map(str, self.pids))
@@ -142,14 +133,12 @@ class GpuShared(Finding):
         return f"find its owner on {node} (`ps -o user,pid,cmd -p PID`), and stop it or cordon the node"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuMemoryTaken(Finding):
+class GpuMemoryTaken(Finding, tag="gpu_memory_taken"):
     """Memory of the GPU is used by no process of a job on it, and by none that can be seen."""
 
-    kind: ClassVar[str] = "gpu_memory_taken"
-    used_bytes: float
-    own_bytes: float
-    total_bytes: float
+    used_bytes: Number
+    own_bytes: Number
+    total_bytes: Number
 
     def sentence(self) -> str:
         return (
@@ -166,13 +155,11 @@ class GpuMemoryTaken(Finding):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuMemoryErrors(Finding):
+class GpuMemoryErrors(Finding, tag="gpu_memory_errors"):
     """The GPU has corrected errors of its memory in the newest ten minutes, or has replaced rows of it since the attempt began."""
 
-    kind: ClassVar[str] = "gpu_memory_errors"
-    corrected: int
-    remapped: int
+    corrected: Integer
+    remapped: Integer
 
     def sentence(self) -> str:
         found = (
@@ -192,11 +179,9 @@ class GpuMemoryErrors(Finding):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuFaulty(Finding):
+class GpuFaulty(Finding, tag="gpu_fault"):
     """The GPU or its driver reports an error."""
 
-    kind: ClassVar[str] = "gpu_fault"
     severity: ClassVar[Severity] = Severity.CRITICAL
     fault: Fact
 
@@ -207,11 +192,8 @@ class GpuFaulty(Finding):
         return self.fault.advice(job_id) or "see `orch gpus` and the kernel's log on its node"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExporterSilent(Finding):
+class ExporterSilent(Finding, tag="exporter_silent"):
     """The GPU's exporter does not answer: the GPU's state is unknown."""
-
-    kind: ClassVar[str] = "exporter_silent"
 
     def sentence(self) -> str:
         return f"the exporter of {gpu_of(self)} does not answer: nothing is known of this GPU"
@@ -220,15 +202,13 @@ class ExporterSilent(Finding):
         return "orch replaces the exporter; where that does not help, the driver hangs: see `nvidia-smi` on its node"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuMemoryGrowing(Finding):
+class GpuMemoryGrowing(Finding, tag="gpu_memory_growing"):
     """The memory used on the GPU grows steadily, and reaches ``total_bytes`` in ``seconds_left``."""
 
-    kind: ClassVar[str] = "gpu_memory_growing"
-    used_bytes: float
-    total_bytes: float
-    bytes_per_second: float
-    seconds_left: float
+    used_bytes: Number
+    total_bytes: Number
+    bytes_per_second: Number
+    seconds_left: Number
 
     def sentence(self) -> str:
         return (
@@ -244,12 +224,10 @@ class GpuMemoryGrowing(Finding):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadUneven(Finding):
+class LoadUneven(Finding, tag="load_uneven"):
     """Utilization or power differs between the job's GPUs, and no other figure explains it."""
 
-    kind: ClassVar[str] = "load_uneven"
-    cv: float
+    cv: Number
 
     def sentence(self) -> str:
         return f"the load differs between the job's GPUs (CV {self.cv:.0%}), and nothing that is measured says why"
@@ -264,17 +242,15 @@ class LoadUneven(Finding):
 # -- ranks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSlow(Finding):
+class RankSlow(Finding, tag="rank_slow"):
     """The rank takes ``factor`` times as long for its own part of a step as the others usually do.
 
     ``awaited``: the others wait for it at every step; else their steps take less time than its own.
     """
 
-    kind: ClassVar[str] = "rank_slow"
-    factor: float
-    seconds: float
-    usual_seconds: float
+    factor: Number
+    seconds: Number
+    usual_seconds: Number
     awaited: bool = True
 
     def sentence(self) -> str:
@@ -290,21 +266,19 @@ class RankSlow(Finding):
         return f"{_COMPARE}; `orch profile {job_id}{_option(self)}` shows where its time goes"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankAwaited(Finding):
+class RankAwaited(Finding, tag="rank_awaited"):
     """All GPUs are busy, and this rank's draws more power than the others, which probably spin in a collective.
 
     Without GPUs: its processes use ``busy`` processors, and the others', which wait in locks, ``usual_busy``; or the others wait in
     locks for ``usual_locked`` of the time, and it for ``locked``.
     """
 
-    kind: ClassVar[str] = "rank_awaited"
-    watts: float = 0.0
-    usual_watts: float = 0.0
-    busy: float | None = None
-    usual_busy: float | None = None
-    locked: float | None = None
-    usual_locked: float | None = None
+    watts: Number = 0.0
+    usual_watts: Number = 0.0
+    busy: Number | None = None
+    usual_busy: Number | None = None
+    locked: Number | None = None
+    usual_locked: Number | None = None
 
     def sentence(self) -> str:
         if self.busy is not None and self.usual_busy is not None:
@@ -328,15 +302,13 @@ class RankAwaited(Finding):
         return f"{_COMPARE}; step times that the script reports (`context().report`) say by how much it is slower"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputStarved(Finding):
+class InputStarved(Finding, tag="input_starved"):
     """The rank, or with None every rank, waits for its next batch for this share of a step.
 
     ``reported`` is False where the script does not report it: its training thread waits for a file, a pipe or the network for this share of the time.
     """
 
-    kind: ClassVar[str] = "input_starved"
-    share: float
+    share: Number
     reported: bool = True
 
     def sentence(self) -> str:
@@ -358,15 +330,13 @@ class InputStarved(Finding):
         return "compare this rank's data loader, its host's load and its disk with another rank's"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostMemoryGrowing(Finding):
+class HostMemoryGrowing(Finding, tag="host_memory_growing"):
     """The memory of the rank's processes, or with None of every rank's, grows steadily, and reaches ``limit_bytes`` in ``seconds_left``."""
 
-    kind: ClassVar[str] = "host_memory_growing"
-    used_bytes: float
-    limit_bytes: float
-    bytes_per_second: float
-    seconds_left: float
+    used_bytes: Number
+    limit_bytes: Number
+    bytes_per_second: Number
+    seconds_left: Number
 
     def sentence(self) -> str:
         whose = "every rank's processes" if self.rank is None else f"rank {self.rank}'s processes"
@@ -383,7 +353,6 @@ class HostMemoryGrowing(Finding):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Stalled(Finding):
     """Base of the findings about ranks that make no progress: what was seen of them, and since when."""
 
@@ -395,11 +364,8 @@ class Stalled(Finding):
         return f"{self.late.sentence()}; {self.seen.sentence()}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankStopped(Stalled):
+class RankStopped(Stalled, tag="rank_stopped"):
     """A process of the rank is stopped or held by a debugger."""
-
-    kind: ClassVar[str] = "rank_stopped"
 
     def advice(self, job_id: str = "JOB") -> str:
         return (
@@ -407,11 +373,9 @@ class RankStopped(Stalled):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankAtBreakpoint(Finding):
+class RankAtBreakpoint(Finding, tag="rank_at_breakpoint"):
     """The rank waits at a prompt of its debugger."""
 
-    kind: ClassVar[str] = "rank_at_breakpoint"
     severity: ClassVar[Severity] = Severity.CRITICAL
 
     def sentence(self) -> str:
@@ -424,11 +388,8 @@ class RankAtBreakpoint(Finding):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoStep(Stalled):
+class NoStep(Stalled, tag="no_step"):
     """The job has made no step for long."""
-
-    kind: ClassVar[str] = "no_step"
 
     def advice(self, job_id: str = "JOB") -> str:
         return (
@@ -436,11 +397,8 @@ class NoStep(Stalled):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrongWorldSize(Stalled):
+class WrongWorldSize(Stalled, tag="wrong_world_size"):
     """The rank, or with None every rank, waits for a process group of another size than the job has ranks."""
-
-    kind: ClassVar[str] = "wrong_world_size"
 
     def advice(self, job_id: str = "JOB") -> str:
         return (
@@ -449,11 +407,8 @@ class WrongWorldSize(Stalled):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RendezvousIncomplete(Stalled):
+class RendezvousIncomplete(Stalled, tag="rendezvous_incomplete"):
     """Ranks wait for their process group, which this rank does not enter; None: all have entered, and it does not form."""
-
-    kind: ClassVar[str] = "rendezvous_incomplete"
 
     def advice(self, job_id: str = "JOB") -> str:
         if self.rank is None:
@@ -464,14 +419,12 @@ class RendezvousIncomplete(Stalled):
 # -- the whole job
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossNotFinite(Finding):
+class LossNotFinite(Finding, tag="loss_not_finite"):
     """A metric that the script reports is NaN or infinite; ``value`` says which."""
 
-    kind: ClassVar[str] = "loss_not_finite"
     severity: ClassVar[Severity] = Severity.CRITICAL
-    metric: str
-    value: str
+    metric: Text
+    value: Text
 
     def sentence(self) -> str:
         return f"{self.metric} is {self.value}: the model has diverged, and every further step is lost"
@@ -484,14 +437,12 @@ class LossNotFinite(Finding):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossFlat(Finding):
+class LossFlat(Finding, tag="loss_flat"):
     """The loss that the script reports has been bit-identical for this many steps."""
 
-    kind: ClassVar[str] = "loss_flat"
-    metric: str
-    value: float
-    steps: int
+    metric: Text
+    value: Number
+    steps: Integer
 
     def sentence(self) -> str:
         return f"{self.metric} is {self.value:g}, the same to the last bit, for {plural(self.steps, 'step')}"
@@ -502,14 +453,12 @@ class LossFlat(Finding):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossJumped(Finding):
+class LossJumped(Finding, tag="loss_jumped"):
     """The loss that the script reports is far above what it was, and stays there."""
 
-    kind: ClassVar[str] = "loss_jumped"
-    metric: str
-    value: float
-    usual: float
+    metric: Text
+    value: Number
+    usual: Number
 
     def sentence(self) -> str:
         return f"{self.metric} has jumped from about {self.usual:.3g} to {self.value:.3g}, and stays there"
@@ -522,15 +471,13 @@ class LossJumped(Finding):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StorageFull(Finding):
+class StorageFull(Finding, tag="storage_full"):
     """The storage of the checkpoints has no room for the next one; ``said`` is the error of a save that failed."""
 
-    kind: ClassVar[str] = "storage_full"
     severity: ClassVar[Severity] = Severity.CRITICAL
-    free_bytes: int | None = None
-    needed_bytes: int = 0
-    said: str = ""
+    free_bytes: Integer | None = None
+    needed_bytes: Integer = 0
+    said: Text = ""
 
     def sentence(self) -> str:
         room = f"{size(self.free_bytes)} free" if self.free_bytes is not None else "no room"
@@ -544,17 +491,15 @@ class StorageFull(Finding):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StorageSlow(Finding):
+class StorageSlow(Finding, tag="storage_slow"):
     """Storage takes too long for checkpoints: a write takes ``seconds``, or training waits for it for ``share`` of the time.
 
     ``usual_seconds`` is what a write has taken before, where that is known. ``busy``: the write is not over.
     """
 
-    kind: ClassVar[str] = "storage_slow"
-    seconds: float
-    usual_seconds: float | None = None
-    share: float = 0.0
+    seconds: Number
+    usual_seconds: Number | None = None
+    share: Number = 0.0
     busy: bool = False
 
     def sentence(self) -> str:
@@ -573,14 +518,12 @@ class StorageSlow(Finding):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavesFailing(Finding):
+class SavesFailing(Finding, tag="saves_failing"):
     """Checkpoints do not reach storage: this many saves failed, including the newest; ``said`` is its error."""
 
-    kind: ClassVar[str] = "saves_failing"
     severity: ClassVar[Severity] = Severity.CRITICAL
-    failures: int
-    said: str = ""
+    failures: Integer
+    said: Text = ""
 
     def sentence(self) -> str:
         return f"checkpoints do not reach storage: {plural(self.failures, 'try', 'tries')} failed{quoted(self.said)}"
@@ -589,13 +532,11 @@ class SavesFailing(Finding):
         return f"free or repair checkpoint.storage_path; until then a restart begins at the newest of `orch checkpoints {job_id}`"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavesRare(Finding):
+class SavesRare(Finding, tag="saves_rare"):
     """No checkpoint was made for ``seconds``; ``interval_seconds`` is the job's intended interval, where known."""
 
-    kind: ClassVar[str] = "saves_rare"
-    seconds: float
-    interval_seconds: float | None = None
+    seconds: Number
+    interval_seconds: Number | None = None
 
     def sentence(self) -> str:
         meant = f", although the interval is {span(self.interval_seconds)}" if self.interval_seconds else ""
@@ -607,13 +548,11 @@ class SavesRare(Finding):
         return "save with `context().save` or set checkpoint.watch, so that a restart does not begin at step 0"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavesSlow(Finding):
+class SavesSlow(Finding, tag="saves_slow"):
     """The newest save stalled training for ``seconds``, with an intended interval of ``interval_seconds``."""
 
-    kind: ClassVar[str] = "saves_slow"
-    seconds: float
-    interval_seconds: float
+    seconds: Number
+    interval_seconds: Number
 
     def sentence(self) -> str:
         share = self.seconds / self.interval_seconds if self.interval_seconds else 1.0
@@ -629,19 +568,17 @@ class SavesSlow(Finding):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestartLoop(Finding):
+class RestartLoop(Finding, tag="restart_loop"):
     """The job has restarted this often within ``seconds``, the last time for ``cause``.
 
     ``total`` counts all of its restarts, those that its record no longer lists included; 0 where it is not known.
     """
 
-    kind: ClassVar[str] = "restart_loop"
     severity: ClassVar[Severity] = Severity.CRITICAL
-    restarts: int
-    seconds: float
+    restarts: Integer
+    seconds: Number
     cause: Fact
-    total: int = 0
+    total: Integer = 0
 
     def sentence(self) -> str:
         newest = f"in {span(self.seconds)}, the last because {self.cause.sentence()}"
@@ -653,12 +590,10 @@ class RestartLoop(Finding):
         return self.cause.advice(job_id) or f"`orch events {job_id}` lists each failure; retry.max_restarts bounds them"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobIdle(Finding):
+class JobIdle(Finding, tag="job_idle"):
     """The job is RUNNING, reports no step, and its GPUs are idle."""
 
-    kind: ClassVar[str] = "job_idle"
-    gpus: int
+    gpus: Integer
 
     def sentence(self) -> str:
         count = "its GPU does" if self.gpus == 1 else f"its {self.gpus} GPUs do"
@@ -668,12 +603,10 @@ class JobIdle(Finding):
         return f"`orch stacks {job_id}` shows what it waits for; `orch cancel {job_id}` frees its GPUs"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpusUnused(Finding):
+class GpusUnused(Finding, tag="gpus_unused"):
     """The job makes steps, and all of its GPUs are idle."""
 
-    kind: ClassVar[str] = "gpus_unused"
-    gpus: int
+    gpus: Integer
 
     def sentence(self) -> str:
         return f"it makes steps, and {'its GPU does' if self.gpus == 1 else f'its {self.gpus} GPUs do'} nothing"
@@ -688,13 +621,11 @@ class GpusUnused(Finding):
 # -- nodes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSlow(Finding):
+class NodeSlow(Finding, tag="node_slow"):
     """Every rank on the node is slower than those on the job's other nodes: ``factor`` times in the median."""
 
-    kind: ClassVar[str] = "node_slow"
-    factor: float
-    ranks: int
+    factor: Number
+    ranks: Integer
 
     def sentence(self) -> str:
         return (
@@ -709,12 +640,10 @@ class NodeSlow(Finding):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClockSkewed(Finding):
+class ClockSkewed(Finding, tag="clock_skewed"):
     """The clock of the node is ahead of the daemon's by this many seconds; negative: behind it."""
 
-    kind: ClassVar[str] = "clock_skewed"
-    seconds: float
+    seconds: Number
 
     def sentence(self) -> str:
         where = "ahead of" if self.seconds > 0 else "behind"
@@ -727,12 +656,10 @@ class ClockSkewed(Finding):
 # -- the daemon
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DaemonOverloaded(Finding):
+class DaemonOverloaded(Finding, tag="daemon_overloaded"):
     """The daemon's loop runs ``late_seconds`` late: what it reports of the job may be late by as much."""
 
-    kind: ClassVar[str] = "daemon_overloaded"
-    late_seconds: float
+    late_seconds: Number
 
     def sentence(self) -> str:
         return f"the daemon's loop is {self.late_seconds:.1f} s late: the figures of this job may be late by as much"

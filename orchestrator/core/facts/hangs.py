@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from orchestrator.core.facts.fact import Fact
+from orchestrator.core.codec import Integer, Number, Text
+from orchestrator.core.facts.fact import FactRecord
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,24 +29,21 @@ class Sign(StrEnum):
     WORLD_SIZE = "world_size"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveCall(Fact):
+class CollectiveCall(FactRecord, tag="collective_call"):
     """A rank's call of a collective: its ``number`` in its ``group``, which is empty for the default one, and its ``place`` in the script."""
 
-    kind: ClassVar[str] = "collective_call"
-    rank: int
-    name: str
-    number: int
-    group: str = ""
-    place: str = ""
+    rank: Integer
+    name: Text
+    number: Integer
+    group: Text = ""
+    place: Text = ""
 
     def sentence(self) -> str:
         group = f" of group {self.group}" if self.group else ""
         return f"{self.name} #{self.number}{group}" + (f" ({self.place})" if self.place else "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stillness(Fact):
+class Stillness(FactRecord, tag="stillness"):
     """The activity of a rank without progress; ``rank`` None: all of them.
 
     ``place`` is its Python frame, ``pid`` its stopped process, ``collective`` what it waits in, and ``others`` the
@@ -56,30 +53,27 @@ class Stillness(Fact):
     the rank first, else those of the others that wait for it.
     """
 
-    kind: ClassVar[str] = "stillness"
-    rank: int | None
+    rank: Integer | None
     sign: Sign
-    place: str = ""
-    pid: int | None = None
-    collective: str = ""
-    others: tuple[str, ...] = ()
-    said: str = ""
-    waits: str = ""
-    world_size: int | None = None
-    num_ranks: int | None = None
+    place: Text = ""
+    pid: Integer | None = None
+    collective: Text = ""
+    others: tuple[Text, ...] = ()
+    said: Text = ""
+    waits: Text = ""
+    world_size: Integer | None = None
+    num_ranks: Integer | None = None
     calls: tuple[CollectiveCall, ...] = ()
 
     def sentence(self) -> str:
         return f"{'every rank' if self.rank is None else f'rank {self.rank}'} {_seen(self)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lateness(Fact):
+class Lateness(FactRecord, tag="lateness"):
     """Time without a step of any rank, and the typical time; ``by_steps`` is False where only other progress is known."""
 
-    kind: ClassVar[str] = "lateness"
-    still_seconds: float
-    usual_seconds: float | None = None
+    still_seconds: Number
+    usual_seconds: Number | None = None
     by_steps: bool = True
 
     def sentence(self) -> str:
@@ -89,14 +83,12 @@ class Lateness(Fact):
         return f"no step for {self.still_seconds:.0f} s{usual}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hang(Fact):
+class Hang(FactRecord, tag="hang"):
     """No rank can continue. ``ignored``: no action follows, by health.on_hang."""
 
-    kind: ClassVar[str] = "hang"
     seen: Stillness
     late: Lateness
-    attempt: int
+    attempt: Integer
     ignored: bool = False
 
     def sentence(self) -> str:
@@ -110,11 +102,9 @@ class Hang(Fact):
         return f"every rank's stacks are at the end of its log: orch logs {job_id}{where} --attempt {self.attempt}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slow(Fact):
+class Slow(FactRecord, tag="slow"):
     """The job has made no step for long, and may continue."""
 
-    kind: ClassVar[str] = "slow"
     seen: Stillness
     late: Lateness
 

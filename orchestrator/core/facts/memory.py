@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from orchestrator.core.codec import Integer, Text
 from orchestrator.core.facts.rank_ends import RankEnd
 from orchestrator.core.facts.words import of_rank, quoted
 from orchestrator.spec.units import format_memory
@@ -19,14 +19,12 @@ _OOM_ADVICE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryLimit(RankEnd):
+class MemoryLimit(RankEnd, tag="memory_limit"):
     """The kernel killed the rank because its control group reached its limit."""
 
-    kind: ClassVar[str] = "memory_limit"
-    used_bytes: int
-    limit_bytes: int
-    asked_bytes: int | None = None
+    used_bytes: Integer
+    limit_bytes: Integer
+    asked_bytes: Integer | None = None
 
     def sentence(self) -> str:
         used = _used(self.used_bytes, self.asked_bytes)
@@ -42,21 +40,19 @@ class MemoryLimit(RankEnd):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OomKill(RankEnd):
+class OomKill(RankEnd, tag="oom_kill"):
     """The kernel killed the rank, or a process of it, because the machine's memory ran out.
 
     ``used_bytes`` is what the rank used, ``asked_bytes`` what the job requested; ``pid`` and ``process`` are from the
     kernel's log. ``said`` is the line of a program that reports it.
     """
 
-    kind: ClassVar[str] = "oom_kill"
     failure_code: ClassVar[str] = "host_oom_kill"
-    used_bytes: int | None = None
-    asked_bytes: int | None = None
-    pid: int | None = None
-    process: str = ""
-    said: str = ""
+    used_bytes: Integer | None = None
+    asked_bytes: Integer | None = None
+    pid: Integer | None = None
+    process: Text = ""
+    said: Text = ""
 
     def sentence(self) -> str:
         if self.used_bytes is not None:
@@ -73,15 +69,13 @@ class OomKill(RankEnd):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OomCount(RankEnd):
+class OomCount(RankEnd, tag="oom_count"):
     """The count of memory kills in the rank's control group, read from ``path``, rose."""
 
-    kind: ClassVar[str] = "oom_count"
     failure_code: ClassVar[str] = "host_oom_kill"
-    path: str
-    before: int
-    count: int
+    path: Text
+    before: Integer
+    count: Integer
 
     def sentence(self) -> str:
         count = f"cgroup: oom_kill rose from {self.before} to {self.count} in {self.path}"
@@ -91,12 +85,10 @@ class OomCount(RankEnd):
         return _OOM_ADVICE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelMessage(RankEnd):
+class KernelMessage(RankEnd, tag="kernel_message"):
     """A line of the kernel's log that names the rank's process and has no known meaning."""
 
-    kind: ClassVar[str] = "kernel_message"
-    said: str
+    said: Text
 
     def sentence(self) -> str:
         return of_rank(self.rank, f"kernel: {self.said}")

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Final
 
-from orchestrator.core.facts.fact import Fact
+from orchestrator.core.codec import Integer, Text
+from orchestrator.core.facts.fact import Fact, FactRecord
 from orchestrator.core.facts.words import CUT, of_rank, quoted
 from orchestrator.core.states import StopScope  # conformance.py reads the annotations when it runs
 
@@ -33,20 +33,17 @@ _LATE_ADVICE: Final = (
 _STOPPED_ADVICE: Final = "the job resumes from its last checkpoint; to stop a job, use `orch pause` or `orch cancel`"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankEnd(Fact):
+class RankEnd(FactRecord):
     """Base of the causes of a rank's end; ``rank`` is None in evidence that is not yet assigned to one."""
 
-    rank: int | None = None
+    rank: Integer | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PythonException(RankEnd):
+class PythonException(RankEnd, tag="exception"):
     """The script raised ``error_type``; ``said`` is the first line of its message."""
 
-    kind: ClassVar[str] = "exception"
-    error_type: str
-    said: str = ""
+    error_type: Text
+    said: Text = ""
 
     def sentence(self) -> str:
         return f"rank {self.rank} raised {self.error_type}" + (f": {self.said[:CUT]}" if self.said else "")
@@ -55,12 +52,10 @@ class PythonException(RankEnd):
         return f"read the traceback: orch logs {job_id} --rank {self.rank}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExitCode(RankEnd):
+class ExitCode(RankEnd, tag="exit_code"):
     """The process ended by itself with a code other than 0."""
 
-    kind: ClassVar[str] = "exit_code"
-    exit_code: int | None
+    exit_code: Integer | None
 
     def sentence(self) -> str:
         return f"rank {self.rank} ended with exit code {self.exit_code}"
@@ -69,24 +64,20 @@ class ExitCode(RankEnd):
         return f"read its last lines: orch logs {job_id} --rank {self.rank}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryExitCode(RankEnd):
+class RetryExitCode(RankEnd, tag="retry_exit_code"):
     """The process ended with a code that the job file lists in retry.exit_codes."""
 
-    kind: ClassVar[str] = "retry_exit_code"
-    exit_code: int
+    exit_code: Integer
 
     def sentence(self) -> str:
         return f"rank {self.rank} requested a retry (exit code {self.exit_code}, in retry.exit_codes)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessSignal(RankEnd):
+class ProcessSignal(RankEnd, tag="signal"):
     """A signal ended the process, or a child of it; then ``exit_code`` is the process's exit code for that end."""
 
-    kind: ClassVar[str] = "signal"
-    signal: int
-    exit_code: int | None = None
+    signal: Integer
+    exit_code: Integer | None = None
 
     def sentence(self) -> str:
         name = _SIGNAL_NAMES.get(self.signal, f"signal {self.signal}")
@@ -107,24 +98,20 @@ class ProcessSignal(RankEnd):
                 return ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TerminatedFromOutside(ProcessSignal):
+class TerminatedFromOutside(ProcessSignal, tag="terminated"):
     """SIGTERM that orch did not send ended the process."""
 
-    kind: ClassVar[str] = "terminated"
     failure_code: ClassVar[str] = "stopped_from_outside"
 
     def advice(self, job_id: str = "JOB") -> str:
         return _STOPPED_ADVICE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepeatedCrash(RankEnd):
+class RepeatedCrash(RankEnd, tag="repeated_crash"):
     """The rank ended with the same ``crash`` at the same step in two attempts in a row; ``step`` None: before its first."""
 
-    kind: ClassVar[str] = "repeated_crash"
     crash: Fact
-    step: int | None
+    step: Integer | None
 
     def sentence(self) -> str:
         where = "before its first step" if self.step is None else f"at step {self.step}"
@@ -138,15 +125,13 @@ class RepeatedCrash(RankEnd):
         return f"{todo}; `orch submit --resume-from {job_id}@STEP` begins at an older checkpoint"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftEarly(RankEnd):
+class LeftEarly(RankEnd, tag="left_early"):
     """The rank ended, in any way, after a request to stop that orch had not sent."""
 
-    kind: ClassVar[str] = "left_early"
     failure_code: ClassVar[str] = "stopped_from_outside"
     scope: StopScope
-    step: int | None = None
-    total_steps: int | None = None
+    step: Integer | None = None
+    total_steps: Integer | None = None
 
     def sentence(self) -> str:
         what = "SIGTERM to the processes of its node" if self.scope is StopScope.MACHINE else "a request to stop"
@@ -158,11 +143,9 @@ class LeftEarly(RankEnd):
         return _STOPPED_ADVICE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoExitStatus(RankEnd):
+class NoExitStatus(RankEnd, tag="no_exit_status"):
     """The process ended and left no exit status; without a rank: all of them did."""
 
-    kind: ClassVar[str] = "no_exit_status"
     failure_code: ClassVar[str] = "gang_lost"
 
     def sentence(self) -> str:
@@ -171,13 +154,11 @@ class NoExitStatus(RankEnd):
         return f"rank {self.rank} went away without an exit status"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileLeftOut(RankEnd):
+class FileLeftOut(RankEnd, tag="file_left_out"):
     """The script misses a file that an ignore file kept out of the job's copy of its working directory."""
 
-    kind: ClassVar[str] = "file_left_out"
-    path: str
-    ignore_file: str
+    path: Text
+    ignore_file: Text
 
     def sentence(self) -> str:
         return f"rank {self.rank} did not find {self.path[:CUT]}, which {self.ignore_file} leaves out of the job's copy"
@@ -194,13 +175,11 @@ class Backend(StrEnum):
     GLOO = "gloo"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveTimeout(RankEnd):
+class CollectiveTimeout(RankEnd, tag="collective_timeout"):
     """Another rank did not reach a collective in time."""
 
-    kind: ClassVar[str] = "collective_timeout"
     backend: Backend
-    said: str = ""
+    said: Text = ""
 
     @property
     def code(self) -> str:
@@ -217,12 +196,10 @@ class CollectiveTimeout(RankEnd):
         return _LATE_ADVICE.replace("JOB", job_id)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskFull(RankEnd):
+class DiskFull(RankEnd, tag="disk_full"):
     """A write failed because the disk is full."""
 
-    kind: ClassVar[str] = "disk_full"
-    said: str = ""
+    said: Text = ""
 
     def sentence(self) -> str:
         return of_rank(self.rank, f"the disk is full{quoted(self.said)}")
@@ -231,12 +208,10 @@ class DiskFull(RankEnd):
         return "free space under the job's working or checkpoint directory"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CudaOutOfMemory(RankEnd):
+class CudaOutOfMemory(RankEnd, tag="cuda_oom"):
     """The rank's GPU had no free memory for an allocation."""
 
-    kind: ClassVar[str] = "cuda_oom"
-    said: str = ""
+    said: Text = ""
 
     def sentence(self) -> str:
         return of_rank(self.rank, f"CUDA ran out of memory{quoted(self.said)}")
@@ -245,12 +220,10 @@ class CudaOutOfMemory(RankEnd):
         return "use a smaller batch per rank, gradient accumulation or checkpointing, or a GPU with more memory"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NonFiniteLoss(RankEnd):
+class NonFiniteLoss(RankEnd, tag="nonfinite_loss"):
     """The loss, a gradient or a parameter became NaN or infinite."""
 
-    kind: ClassVar[str] = "nonfinite_loss"
-    said: str = ""
+    said: Text = ""
 
     def sentence(self) -> str:
         return of_rank(self.rank, f"the loss is no longer a finite number{quoted(self.said)}")
@@ -262,12 +235,10 @@ class NonFiniteLoss(RankEnd):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerLost(RankEnd):
+class PeerLost(RankEnd, tag="peer_lost"):
     """Another rank ended in the middle of a collective."""
 
-    kind: ClassVar[str] = "peer_lost"
-    said: str = ""
+    said: Text = ""
 
     def sentence(self) -> str:
         return of_rank(self.rank, f"another rank went away in the middle of a collective{quoted(self.said)}")
@@ -276,12 +247,10 @@ class PeerLost(RankEnd):
         return "the cause is in that rank's log; if none failed by itself, in the network between the nodes"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RendezvousTimeout(RankEnd):
+class RendezvousTimeout(RankEnd, tag="rendezvous_timeout"):
     """The ranks did not find each other in time."""
 
-    kind: ClassVar[str] = "rendezvous_timeout"
-    said: str = ""
+    said: Text = ""
 
     def sentence(self) -> str:
         return of_rank(self.rank, f"the ranks did not find each other in time{quoted(self.said)}")
@@ -294,21 +263,19 @@ DERIVED_PORTS: Final = 100
 """A script that needs more ports counts on from MASTER_PORT, by less than this."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PortTaken(RankEnd):
+class PortTaken(RankEnd, tag="port_taken"):
     """The rank could not bind ``port``. ``rendezvous_port`` is its MASTER_PORT, which is another one in every attempt.
 
     ``listening``: a socket waits at the port after the rank has ended. ``pid`` and ``program`` are its process, where it can be seen.
     """
 
-    kind: ClassVar[str] = "port_taken"
     failure_code: ClassVar[str] = "port_in_use"
-    port: int
-    rendezvous_port: int | None = None
+    port: Integer
+    rendezvous_port: Integer | None = None
     listening: bool = False
-    pid: int | None = None
-    program: str = ""
-    said: str = ""
+    pid: Integer | None = None
+    program: Text = ""
+    said: Text = ""
 
     @property
     def chosen_by_orch(self) -> bool:
@@ -348,13 +315,11 @@ class Problem(StrEnum):
     PORT_IN_USE = "port_in_use"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptProblem(RankEnd):
+class ScriptProblem(RankEnd, tag="script_problem"):
     """The rank's output names a known problem."""
 
-    kind: ClassVar[str] = "script_problem"
     problem: Problem
-    said: str = ""
+    said: Text = ""
 
     @property
     def code(self) -> str:

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import re
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from orchestrator.core.diagnosis.evidence import explaining
 from orchestrator.core.diagnosis.signatures import match_signature, uncaught_exception

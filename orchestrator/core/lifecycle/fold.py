@@ -7,9 +7,11 @@ the actors again): a repeated fold changes nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import singledispatch
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from orchestrator.core import events as ev
 from orchestrator.core.errors import BrokenRuleError, CoreError
@@ -76,6 +78,7 @@ def submitted(event: ev.JobSubmitted, sequence: int) -> Job:
         rerun_of=event.rerun_of,
         prerequisites=event.prerequisites,
         matrix=event.matrix,
+        spec_bytes=event.spec_bytes,
     )
     return Job(
         submission=submission,

@@ -8,8 +8,9 @@ the script's own at which another process listens is the script's at once (``por
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from orchestrator.core.facts.rank_ends import (
     PortTaken,

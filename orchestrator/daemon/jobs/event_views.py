@@ -10,7 +10,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.events import FirstStep
 from orchestrator.core.facts.gangs import RecordRestored
 from orchestrator.core.facts.reasons import StopOrdered
-from orchestrator.core.stored.job_record import event_body
+from orchestrator.core.stored import event_body
 from orchestrator.units import plural
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ def event_view(stored: StoredEvent) -> v.EventView:
     """Return one line of a job's history."""
     event = stored.event
     body = event_body(event) | _sentences_about(event)
+    if isinstance(event, ev.RankExited):
+        end = body.pop("exit")
+        body |= {"ended_at": end.pop("at"), **end}
     if event.kind == "job_submitted":
         shown = ("name", "user", "python", "work_dir", "resume_from", "rerun_of", "left_out", "git", "prerequisites")
         body = {name: body[name] for name in shown}

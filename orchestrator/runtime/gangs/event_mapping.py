@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from orchestrator import clock
 from orchestrator.checkpoint.errors import NOT_FAILING, failure_cause

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orchestrator import clock
+from orchestrator.core import codec
 from orchestrator.core import events as ev
 from orchestrator.core.conformance import repaired
 from orchestrator.core.facts.notes import ReportLeftOut
@@ -30,7 +31,7 @@ def usable(snapshot: ProgressSnapshot) -> ProgressSnapshot:
 def usable_event(event: RankEvent) -> RankEvent:
     """Return the event with defaults for invalid values in it and in its end."""
     end = event.exit
-    return repaired(replace(event, exit=repaired(end)[0]) if isinstance(end, ev.Exit) else event)[0]
+    return repaired(replace(event, exit=codec.repaired(end)) if isinstance(end, ev.Exit) else event)[0]
 
 
 class LeftOut:

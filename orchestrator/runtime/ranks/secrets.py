@@ -5,8 +5,12 @@ Paths are unchanged: they are looked up by name, and orch chose them.
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from orchestrator.core.facts.fact import FactRecord
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.repository.status import PersisterStatus
@@ -22,7 +26,7 @@ def masked_event(event: RankEvent, masker: Masker) -> RankEvent:
     end = event.exit
     if not masker or end is None:
         return event
-    masked = replace(
+    masked = structs.replace(
         end,
         error_type=masker.text(end.error_type),
         error_message=masker.text(end.error_message),
@@ -35,8 +39,10 @@ def masked_event(event: RankEvent, masker: Masker) -> RankEvent:
 
 def _masked_fact(fact: Fact, masker: Masker) -> Fact:
     """Mask secrets in what the fact quotes."""
-    texts = {f.name: value for f in fields(fact) if isinstance(value := getattr(fact, f.name), str)}
-    return replace(fact, **{name: masker.text(value) for name, value in texts.items() if type(value) is str})
+    if not isinstance(fact, FactRecord):
+        return fact
+    texts = {name: getattr(fact, name) for name in fact.__struct_fields__}
+    return structs.replace(fact, **{n: masker.text(text) for n, text in texts.items() if type(text) is str})
 
 
 def masked_progress(snapshot: ProgressSnapshot, masker: Masker) -> ProgressSnapshot:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import sys
 import traceback
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from orchestrator.core.events import Exit
 from orchestrator.runtime.ranks.evidence.endings import StopFacts, order_of, stop_facts, was_killed

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from orchestrator.core.diagnosis.collectives import Entered, odd_one
 from orchestrator.core.diagnosis.health import Call, RankLook, Wait, judge
 from orchestrator.core.facts.codec import fact_from
 from orchestrator.core.facts.hangs import Sign
+from tests.support.records import replace
 from tests.unit.core.diagnosis.test_health import ALL_REDUCE, BACKWARD, BROADCAST, LOCK, how, look, pair
 
 WORLD, OTHER = 11, 22

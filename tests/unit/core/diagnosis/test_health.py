@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +18,7 @@ from orchestrator.core.diagnosis.health import (
     judge,
     standing,
 )
+from tests.support.records import replace
 
 TORCH = "/venv/site-packages/torch"
 MINE = Frame("step", "/work/train.py", 12)

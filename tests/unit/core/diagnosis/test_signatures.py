@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 import socket
@@ -21,6 +20,7 @@ from orchestrator.core.facts.gpus import Xid
 from orchestrator.core.facts.memory import KernelMessage, OomCount, OomKill
 from orchestrator.core.lifecycle.failure import ClassifiedFailure, classify
 from orchestrator.core.states import FailureClass
+from tests.support.records import replace
 from tests.unit.core.builders import T0, after, exited, make_spec, pending, running
 
 if TYPE_CHECKING:
@@ -306,8 +306,8 @@ def test_every_signature_is_shown_here() -> None:
 def test_of_several_facts_the_gravest_that_explains_the_end_is_its_cause() -> None:
     xid, gone = Xid(gpu_uuid="GPU-1", number=119), Xid(gpu_uuid="GPU-2", number=79)
     oom = OomCount(path="/x", before=0, count=1)
-    assert told(signal=9, evidence=(oom, xid, gone)).cause == dataclasses.replace(gone, rank=0)
-    assert told(signal=9, evidence=(KernelMessage(said="apparmor"), oom)).cause == dataclasses.replace(oom, rank=0)
+    assert told(signal=9, evidence=(oom, xid, gone)).cause == replace(gone, rank=0)
+    assert told(signal=9, evidence=(KernelMessage(said="apparmor"), oom)).cause == replace(oom, rank=0)
     assert told(signal=9, evidence=(KernelMessage(said="Out of memory: Killed process 7"),)).code == "signal"
 
 
@@ -324,9 +324,9 @@ def test_of_several_facts_the_gravest_that_explains_the_end_is_its_cause() -> No
 def test_the_file_that_a_program_did_not_find_is_read_from_its_last_lines(line: str, name: str) -> None:
     ended = Exit(rank=0, at=1.0, exit_code=1, signal=None, log_tail=("before", line))
     assert missing_file(ended) == name
-    assert missing_file(dataclasses.replace(ended, exit_code=0)) == ""
-    assert missing_file(dataclasses.replace(ended, exit_code=None, signal=9)) == ""
-    assert missing_file(dataclasses.replace(ended, error_type="ValueError")) == "", "it reported what it failed of"
+    assert missing_file(replace(ended, exit_code=0)) == ""
+    assert missing_file(replace(ended, exit_code=None, signal=9)) == ""
+    assert missing_file(replace(ended, error_type="ValueError")) == "", "it reported what it failed of"
 
 
 CUDA_ASSERT = (

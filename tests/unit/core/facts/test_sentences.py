@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,6 +33,7 @@ from orchestrator.core.facts.requesters import (
     ByShutdown,
 )
 from orchestrator.core.states import FailureClass, StopPurpose
+from tests.support.records import replace
 from tests.unit.core import strategies
 
 
@@ -58,7 +57,7 @@ ABOUT_THE_GPU = {GpuSilent, GpuFailing, Quarantined}
 @given(data=st.data())
 @settings(max_examples=10, deadline=None)
 def test_the_end_of_a_rank_names_it(cls: type[RankEnd], data: st.DataObject) -> None:
-    fact = dataclasses.replace(data.draw(strategies.fact_of(cls)), rank=37)
+    fact = replace(data.draw(strategies.fact_of(cls)), rank=37)
     assert fact.sentence().startswith("rank 37")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,8 @@ from orchestrator.core.job.record import Job
 from orchestrator.core.lifecycle.advance import FOLLOWING_SECONDS, Step, advance
 from orchestrator.core.lifecycle.effects import Ensure, KillRanks, ReleaseGang, StopRanks, desired_effect
 from orchestrator.core.states import AttemptState, EndOrder, JobState, StopPurpose, StopScope
-from orchestrator.core.stored.job_record import job_from_dict, job_to_dict
+from orchestrator.core.stored import job_from_dict, job_to_dict
+from tests.support.records import replace
 from tests.unit.core.builders import (
     T0,
     after,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -28,6 +27,7 @@ from orchestrator.core.lifecycle.failure import (
 from orchestrator.core.lifecycle.repeated_crash import repeated
 from orchestrator.core.states import AttemptState, FailureClass, StopScope
 from orchestrator.spec.job import Backoff, ExitCodes, MaxRestarts, RetrySpec
+from tests.support.records import replace
 from tests.unit.core.builders import (
     T0,
     after,

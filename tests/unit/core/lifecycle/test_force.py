@@ -11,7 +11,7 @@ from orchestrator.core.job.record import Job
 from orchestrator.core.lifecycle.advance import FORCE_SECONDS, advance, ending_since, request_force
 from orchestrator.core.lifecycle.effects import desired_effect
 from orchestrator.core.states import AttemptState, JobState, StopPurpose
-from orchestrator.core.stored.job_record import event_body, event_from, job_from_dict, job_to_dict
+from orchestrator.core.stored import event_body, event_from, job_from_dict, job_to_dict
 from tests.unit.core.builders import T0, after, exited, failed, gone, in_state, lost, released, running, starting, stop
 
 NOW = T0 + 1000.0

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.core.events import MemoryUse
 from orchestrator.core.lifecycle.failure import ClassifiedFailure, classify
 from orchestrator.core.states import FailureClass, OutOf
-from orchestrator.core.stored.job_record import event_body, event_from, job_from_dict, job_to_dict
+from orchestrator.core.stored import event_body, event_from, job_from_dict, job_to_dict
 from tests.unit.core.builders import T0, after, exited, make_spec, pending, running
 
 if TYPE_CHECKING:
@@ -83,14 +83,3 @@ def test_what_was_used_survives_the_store() -> None:
     job = after(job, event)
     assert job_from_dict(json.loads(json.dumps(job_to_dict(job)))) == job
     assert job.exits[0].memory == memory
-
-
-def test_records_of_earlier_versions_say_nothing_of_memory() -> None:
-    job = running(pending(make_spec(workers=1)))
-    event = exited(job, signal=9, exit_code=None)
-    body = event_body(event)
-    del body["memory"]
-    assert event_from(event.kind, body, job_id=job.id, at=event.at, cause="") == event
-    row = json.loads(json.dumps(job_to_dict(after(job, event))))
-    del row["exits"][0]["memory"]
-    assert job_from_dict(row).exits[0].memory is None

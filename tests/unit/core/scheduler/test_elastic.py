@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +20,9 @@ from orchestrator.core.scheduler.placement import capacity, claim, could_ever_fi
 from orchestrator.core.scheduler.resources import free_on
 from orchestrator.core.scheduler.scheduler import Commands, State, decide, queue_order
 from orchestrator.core.states import JobState, StopPurpose
-from orchestrator.core.stored.job_record import job_from_dict, job_to_dict
+from orchestrator.core.stored import job_from_dict, job_to_dict
 from orchestrator.spec.job import AutoWorkers, ElasticWorkers, WorkerAdvice
+from tests.support.records import replace
 from tests.unit.core.builders import (
     T0,
     after,

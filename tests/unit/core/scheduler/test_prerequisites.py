@@ -13,7 +13,7 @@ from orchestrator.core.facts.requesters import ByUser
 from orchestrator.core.ids import JobId
 from orchestrator.core.scheduler.scheduler import Commands, State, decide
 from orchestrator.core.states import EndCondition, JobState
-from orchestrator.core.stored.job_record import event_body, event_from, job_from_dict, job_to_dict
+from orchestrator.core.stored import event_body, event_from, job_from_dict, job_to_dict
 from tests.unit.core.builders import T0, after, failed, in_state, make_spec, node, nodes, pending, running, submission
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from orchestrator.core.lifecycle.failure import SETTLE_SECONDS
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import Commands, State, decide, queue_order
 from orchestrator.core.states import AttemptState, EndOrder, FailureClass, JobState, StopPurpose, StopScope
-from orchestrator.core.stored.job_record import job_from_dict, job_to_dict
+from orchestrator.core.stored import job_from_dict, job_to_dict
 from orchestrator.spec.job import HealthSpec, RetrySpec
 from tests.unit.core.builders import (
     ID,
@@ -142,7 +142,7 @@ class TestQueue:
         assert [e.job_id for e in ask(backing, other).events] == ["back-1"]
 
     def test_the_ranks_of_a_lost_node_are_given_time_to_end_themselves(self) -> None:
-        commands = ask(changed(pending(), fenced_until=NOW + 30))
+        commands = ask(changed(pending(), not_before=NOW + 30, fenced_until=NOW + 30))
         assert commands.events == []
         assert commands.wake_at == NOW + 30
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 from orchestrator.core import events as ev
@@ -14,7 +13,7 @@ from orchestrator.core.facts.rank_ends import ExitCode
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.notices import notices_of
 from orchestrator.core.states import FailureClass
-from orchestrator.core.stored.job_record import job_from_dict, job_to_dict
+from orchestrator.core.stored import job_from_dict, job_to_dict
 from orchestrator.daemon.diagnosis.finding_watch import FindingWatch, Senses
 from orchestrator.daemon.diagnosis.observing import job_seen, rank_seen
 from orchestrator.daemon.jobs.event_views import event_view
@@ -29,6 +28,7 @@ from orchestrator.spec.job import NotifySpec
 from orchestrator.store.port import StoredEvent
 from orchestrator.telemetry.logging import get_logger
 from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSnapshot
+from tests.support.records import replace
 from tests.unit.core.builders import after, changed, make_spec, pending, started, up
 from tests.unit.gpu.support import gpu_info, sample
 

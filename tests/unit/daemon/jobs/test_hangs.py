@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +19,7 @@ from orchestrator.daemon.jobs.hangs import HangWatch
 from orchestrator.spec.job import HealthSpec
 from orchestrator.telemetry.logging import get_logger
 from orchestrator.train.script.progress_facts import ProgressSnapshot
+from tests.support.records import replace
 from tests.unit.core.builders import after, changed, make_spec, pending, started, stop, up
 
 COLLECTIVE = (Frame("all_reduce", "/site-packages/torch/distributed/distributed_c10d.py", 1),)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,14 @@ import pytest
 from orchestrator.core.events import Exit, JobSubmitted, LeftOut
 from orchestrator.core.lifecycle.failure import ClassifiedFailure, classify
 from orchestrator.core.states import FailureClass
-from orchestrator.core.stored.job_record import event_body, event_from
+from orchestrator.core.stored import event_body, event_from
 from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.daemon.jobs.event_views import left_out_notes, left_out_view
 from orchestrator.runtime.gangs.event_mapping import exited
 from orchestrator.runtime.nodes.ignore_rules import left_out_by
 from orchestrator.runtime.ranks.rank_events import RankEvent
 from tests.support.deep_trees import MakeDeep
+from tests.support.records import replace
 from tests.unit.core.builders import make_spec, pending, running, submission
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +16,7 @@ from orchestrator.runtime.ranks.feed import RankFeed
 from orchestrator.runtime.ranks.fence import AttemptFence, StaleAttemptError
 from orchestrator.runtime.ranks.rank_events import PollCursor
 from orchestrator.train.script.progress_facts import ProgressSnapshot
+from tests.support.records import replace
 
 
 class World:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from benchmarks.insight.traces import JobModel
 from orchestrator.core.diagnosis.diagnosis import Diagnosis
 from orchestrator.core.diagnosis.observation import JobSeen, ProcessSeen
 from orchestrator.core.facts import findings as f
+from tests.support.records import replace
 
 GIB = 2**30
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from orchestrator.core.job.record import Job
 from orchestrator.runtime.gangs.reuse.origin import Origin, Shape, is_spotless, shape_of
 from orchestrator.spec.model import CheckpointSpec, InteractiveSpec, RuntimeEnvSpec
+from tests.support.records import replace
 from tests.unit.core.builders import after, changed, exited, gone, make_spec, pending, running
 
 
