@@ -43,7 +43,7 @@ from orchestrator.store.sqlite import SqliteStore
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from orchestrator.core.estimates.time_left import TimeLeft
+    from orchestrator.core.estimates import TimeLeft
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.jobs.progress import JobProgress
 

@@ -19,7 +19,7 @@ from tests.support.trees import tree_of
 
 CORE = Path(__file__).parents[2] / "orchestrator" / "core"
 SENTENCES = {"advice", "detail", "message", "reason", "sentence", "text", "why"}
-SENSORS = {"diagnosis/signatures.py", "lifecycle/failure.py", "lifecycle/memory_failure.py"}
+SENSORS = {"diagnosis/signatures.py", "lifecycle/failure.py"}
 """These read the output of scripts and their libraries."""
 TEXTS = {"str", "str | None", "Text", "Text | None"}
 

@@ -10,16 +10,73 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.core.diagnosis.collectives import awaited_by, most_awaited, odd_one, others_than
 from orchestrator.core.facts.hangs import CollectiveCall, Sign, Stillness
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from orchestrator.core.diagnosis.collectives import Entered
+MOST_OTHERS: Final = 3
+"""Maximum number of different calls of other ranks that a finding names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entered:
+    """The newest collective that a rank has entered. ``number`` counts the collectives of its ``group``, from 1 on.
+
+    ``label`` names the group for users, empty for the default one. ``counts`` are how many collectives of each group the rank has entered.
+    """
+
+    name: str
+    number: int
+    group: int
+    label: str = ""
+    counts: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def call(self) -> tuple[int, int, str]:
+        """Return the identity of the call: it is equal for all ranks that meet in the call."""
+        return self.group, self.number, self.name
+
+
+def lacks(own: Entered, other: Entered) -> bool:
+    """Whether a rank has not entered the call in which another one may wait; False if it is not in the group."""
+    count = own.counts.get(other.group, 0 if not other.label else None)
+    return count is not None and count < other.number
+
+
+def awaited_by(rank: int, entered: Mapping[int, Entered]) -> list[int]:
+    """Return the ranks that have entered a call that ``rank`` has not, in order."""
+    own = entered.get(rank)
+    return [] if own is None else [other for other in sorted(entered) if lacks(own, entered[other])]
+
+
+def most_awaited(ranks: Collection[int], entered: Mapping[int, Entered]) -> int:
+    """Return the rank that the most other ranks wait for; the lowest of several."""
+    return min(ranks, key=lambda rank: (-len(awaited_by(rank, entered)), rank))
+
+
+def odd_one(entered: Mapping[int, Entered]) -> int | None:
+    """Return the rank that is in another call than the ranks that wait for it; None where the calls fit together."""
+    late = most_awaited(entered, entered)
+    if awaited_by(late, entered):
+        return late
+    same = Counter(one.call for one in entered.values())
+    places = Counter(call[:2] for call in same)
+    unlike = [rank for rank, one in entered.items() if places[one.call[:2]] > 1]
+    return min(unlike, key=lambda rank: (same[entered[rank].call], rank), default=None)
+
+
+def others_than(rank: int, entered: Mapping[int, Entered], ranks: Collection[int]) -> Iterator[int]:
+    """Yield the first rank in each different call of ``ranks``, except for the call of ``rank``."""
+    known = {entered[rank].call} if rank in entered else set()
+    for other in sorted(ranks):
+        if other in entered and entered[other].call not in known and len(known) <= MOST_OTHERS:
+            known.add(entered[other].call)
+            yield other
+
 
 IDLE_SHARE: Final = 0.01
 """Share of one processor; threads of communication libraries use less than this."""
@@ -353,3 +410,39 @@ def _awaited(stands: Mapping[int, Standing], what: Standing, entered: Mapping[in
     """Return the rank with this standing that the most others wait for in a collective; the first where that is unknown."""
     ranks = [rank for rank, found in stands.items() if found is what]
     return most_awaited(ranks, entered) if ranks else None
+
+
+GATHERING: Final = frozenset({Sign.RENDEZVOUS, Sign.WORLD_SIZE})
+SET_UP: Final = "init_process_group"
+_FILE: Final = "/torch/distributed/distributed_c10d.py"
+
+
+def in_set_up(frames: Sequence[Frame]) -> bool:
+    """Whether a thread with these frames sets up its job's process group."""
+    return any(frame.function == SET_UP and frame.file.endswith(_FILE) for frame in frames)
+
+
+def gathering(pairs: Mapping[int, tuple[RankLook, RankLook]], num_ranks: int) -> Stillness | None:
+    """Return what keeps the ranks from their process group, by two looks at each; None where none of them waits for it."""
+    waiting = [rank for rank in sorted(pairs) if _waits_there(*pairs[rank])]
+    if not waiting:
+        return None
+    sizes = {rank: size for rank in waiting if (size := getattr(pairs[rank][1], "world_size", None)) is not None}
+    wrong = {rank: size for rank, size in sizes.items() if size != num_ranks}
+    if wrong:
+        first = min(wrong)
+        rank = None if len(wrong) == num_ranks else first
+        return Stillness(rank=rank, sign=Sign.WORLD_SIZE, world_size=wrong[first], num_ranks=num_ranks)
+    missing = [rank for rank in range(num_ranks) if rank not in waiting]
+    if any(rank in pairs and standing(*pairs[rank]) in (Standing.WORKS, Standing.SPINS) for rank in missing):
+        return None  # it makes progress
+    if not missing:
+        return Stillness(rank=None, sign=Sign.RENDEZVOUS, num_ranks=num_ranks)
+    place = pairs[missing[0]][1].place if missing[0] in pairs else ""
+    return Stillness(rank=missing[0], sign=Sign.RENDEZVOUS, place=place, num_ranks=num_ranks)
+
+
+def _waits_there(before: RankLook, after: RankLook) -> bool:
+    if after.at - before.at < LEAST_APART or before.pid != after.pid or not (before.threads and after.threads):
+        return False
+    return before.threads[0].frames == after.threads[0].frames and in_set_up(after.threads[0].frames)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from orchestrator.api import views as v
 from orchestrator.api.matrix_views import MatrixCellView
 from orchestrator.core.diagnosis.definitions import PRECEDENCE
-from orchestrator.core.diagnosis.rendezvous import GATHERING
+from orchestrator.core.diagnosis.health import GATHERING
 from orchestrator.core.facts.findings import (
     Finding,
     NoStep,
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from orchestrator.core.diagnosis.health import RankLook
-    from orchestrator.core.diagnosis.observation import StallSeen
-    from orchestrator.core.diagnosis.pace import Pace
-    from orchestrator.core.estimates.time_left import TimeLeft
+    from orchestrator.core.diagnosis.observation import Pace, StallSeen
+    from orchestrator.core.estimates import TimeLeft
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.job.attempt import Attempt
     from orchestrator.core.job.record import Job

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.core.diagnosis.collectives import Entered
+from orchestrator.core.diagnosis.health import Entered
 from orchestrator.train.script import progress_layout as layout
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Reads the kernel's evidence about a rank's death: memory use, memory kills, and Xid events in the kernel's log.
 
-Decides nothing: ``core.diagnosis.evidence`` determines whether a fact explains the end. A machine where a file is
+Decides nothing: ``core.diagnosis.signatures`` determines whether a fact explains the end. A machine where a file is
 unreadable (kernel.dmesg_restrict, a container without its control group) gives less evidence, never an error.
 """
 

@@ -1,6 +1,6 @@
 """Looks up what holds the port that a rank could not bind, by the kernel's table of sockets.
 
-Decides nothing: ``core.lifecycle.port_failure`` does. Sockets of other users have no process that can be named.
+Decides nothing: ``core.lifecycle.failure`` does. Sockets of other users have no process that can be named.
 """
 
 from __future__ import annotations

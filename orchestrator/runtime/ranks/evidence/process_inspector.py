@@ -16,8 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.core.diagnosis.health import TIMER, Frame, RankLook, Thread, Wait
-from orchestrator.core.diagnosis.rendezvous import in_set_up
+from orchestrator.core.diagnosis.health import TIMER, Frame, RankLook, Thread, Wait, in_set_up
 from orchestrator.parts import install_line
 
 if TYPE_CHECKING:

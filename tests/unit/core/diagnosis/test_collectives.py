@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core.diagnosis.collectives import Entered, odd_one
-from orchestrator.core.diagnosis.health import Call, RankLook, Wait, judge
+from orchestrator.core.diagnosis.health import Call, Entered, RankLook, Wait, judge, odd_one
 from orchestrator.core.facts.codec import fact_from
 from orchestrator.core.facts.hangs import Sign
 from tests.support.records import replace

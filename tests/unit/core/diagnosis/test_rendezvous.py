@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.core.diagnosis.diagnosis import Diagnosis
-from orchestrator.core.diagnosis.health import Frame, RankLook, Thread
+from orchestrator.core.diagnosis.health import Frame, RankLook, Thread, gathering
 from orchestrator.core.diagnosis.observation import JobSeen, StallSeen
-from orchestrator.core.diagnosis.rendezvous import gathering
 from orchestrator.core.facts.hangs import Lateness, Sign, Stillness
 
 C10D = "/venv/site-packages/torch/distributed/distributed_c10d.py"

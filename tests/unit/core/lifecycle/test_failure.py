@@ -23,8 +23,8 @@ from orchestrator.core.lifecycle.failure import (
     classify,
     decide_retry,
     is_collateral,
+    repeated,
 )
-from orchestrator.core.lifecycle.repeated_crash import repeated
 from orchestrator.core.states import AttemptState, FailureClass, StopScope
 from orchestrator.spec.job import Backoff, ExitCodes, MaxRestarts, RetrySpec
 from tests.support.records import replace

@@ -15,8 +15,7 @@ from orchestrator.core.scheduler.queues import QueueTree, Sharing
 from orchestrator.core.scheduler.scheduler import Commands, State, decide, shares_of, waiting_order
 from orchestrator.core.scheduler.shares import Accounts, Shares, fair_shares
 from orchestrator.core.scheduler.use import Account, Amounts, PastUse, Used, UseHistory, capacity_of
-from orchestrator.core.simulation.engine import Simulation
-from orchestrator.core.simulation.trace import TraceJob
+from orchestrator.core.simulation import Simulation, TraceJob
 from orchestrator.core.states import StopPurpose
 from orchestrator.spec.model import ElasticWorkers
 from orchestrator.spec.queues import parse_queues

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.checkpoint.repository.status import PersisterStatus
-from orchestrator.core.diagnosis.collectives import Entered
-from orchestrator.core.diagnosis.health import Frame, RankLook, Thread
+from orchestrator.core.diagnosis.health import Entered, Frame, RankLook, Thread
 from orchestrator.core.events import Exit
 from orchestrator.core.facts.memory import KernelMessage
 from orchestrator.core.facts.notes import PoliciesLeftOut

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.core.diagnosis.figures.error_window import NO_ERRORS, ErrorWindow
+from orchestrator.core.diagnosis.figures import NO_ERRORS, ErrorWindow
 from orchestrator.core.diagnosis.observation import GpuSeen
 from orchestrator.core.thresholds import COUNTED_SECONDS
 
