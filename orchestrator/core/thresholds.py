@@ -20,6 +20,12 @@ BUSY_UTILIZATION: Final = 0.4
 SPINNING_UTILIZATION: Final = 0.8
 """GPUs that wait in a collective are busy for at least this share of the time."""
 IDLE_UTILIZATION: Final = 0.02
+COMPARABLE_UTILIZATION: Final = 0.05
+"""GPUs whose mean utilization is below this have no coefficient of variation (CV): a few percent of nothing differ by chance."""
+CV_EXCELLENT: Final = 0.05
+CV_GOOD: Final = 0.10
+CV_FAIR: Final = 0.20
+"""The bands of a CV end here; from ``CV_FAIR`` on the load is uneven."""
 LOCKSTEP: Final = 1.1
 """Ranks with steps that take the same time to within this factor meet in a collective at every step."""
 LEAST_STEP_SHARE: Final = 0.05
