@@ -27,8 +27,7 @@ from orchestrator.analysis.comparison.text import sentence
 from orchestrator.analysis.measure.intervals import mean_interval
 from orchestrator.analysis.reading.sources import read_run
 from orchestrator.analysis.report.names import REPORT
-from orchestrator.core.estimates.history import Mark, StepHistory
-from orchestrator.core.estimates.time_left import time_left
+from orchestrator.core.estimates import Mark, StepHistory, time_left
 from orchestrator.gpu.recording.job_record import COLUMNS
 
 if TYPE_CHECKING:

@@ -25,13 +25,12 @@ from benchmarks.measure import parser, report, result, summary
 from orchestrator.analysis.simulation.comparison import compare, parse_nodes
 from orchestrator.analysis.simulation.reading import read_trace
 from orchestrator.analysis.simulation.synthetic import FAMILIES, synthetic_trace
-from orchestrator.core.simulation.measures import figures_of
-from orchestrator.core.simulation.trace import Outcome, Ran, Usage
+from orchestrator.core.simulation import Outcome, Ran, Usage, figures_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from orchestrator.core.simulation.trace import TraceJob
+    from orchestrator.core.simulation import TraceJob
 
 LOAD: Final = 0.9
 GPUS_A_NODE: Final = 8

@@ -15,11 +15,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
+from msgspec.structs import replace
 
 from benchmarks.measure import parser, report, result, summary
 from benchmarks.peers.slurm import TUNING, Slurm, why_not
@@ -43,7 +43,7 @@ from orchestrator.store.sqlite import SqliteStore
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from orchestrator.core.estimates.time_left import TimeLeft
+    from orchestrator.core.estimates import TimeLeft
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.jobs.progress import JobProgress
 

@@ -24,7 +24,7 @@ from orchestrator.core.ids import JobId
 from orchestrator.core.lifecycle.fold import fold, submitted
 from orchestrator.core.scheduler.live_jobs import LiveJobs
 from orchestrator.core.scheduler.scheduler import Commands, State, decide
-from orchestrator.core.simulation.engine import Simulation
+from orchestrator.core.simulation import Simulation
 from orchestrator.core.states import StopPurpose
 from orchestrator.spec.model import JobSpec, ResourcesSpec, WorkerResources
 

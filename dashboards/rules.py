@@ -21,7 +21,7 @@ from dashboards.promql import (
     selector,
 )
 from orchestrator import catalogue as c
-from orchestrator.core.diagnosis import definitions as d
+from orchestrator.core import thresholds as d
 
 if TYPE_CHECKING:
     from orchestrator.catalogue import Metric

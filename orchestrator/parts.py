@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DISTRIBUTION: Final = "orchd"
 """Name of the distribution, for installers; the command is `orch`, the import `orchestrator`."""
 
-_TRAIN = ("cattrs", "fsspec", "numpy", "safetensors", "torch", "torchdata")
+_TRAIN = ("fsspec", "numpy", "safetensors", "torch", "torchdata")
 
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "train": _TRAIN,

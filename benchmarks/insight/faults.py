@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.insight.traces import JobModel
-from orchestrator.core.diagnosis.definitions import JUMPED_VALUES
 from orchestrator.core.diagnosis.observation import RestartsSeen, SavesSeen, StallSeen, StorageSeen
 from orchestrator.core.facts.gpus import GpuLost, Xid
 from orchestrator.core.facts.hangs import Lateness, Sign, Stillness
 from orchestrator.core.facts.rank_ends import ExitCode
+from orchestrator.core.thresholds import JUMPED_VALUES
 
 if TYPE_CHECKING:
     import random

@@ -1,120 +1,113 @@
-"""Converts records to JSON-ready values and back: the one codec of stored values. Pure.
+"""The one codec of stored values: a record's class is its only description, and decoding is the validation. Pure.
 
-cattrs converts the dataclasses by their declared types, so a new field or record needs no code here. A value of the
-wrong type is kept as it was read, and ``conformance`` replaces it: one module decides what is valid, for stored records
-and for reports of ranks. An unknown key is refused: the record of a newer version must not lose a part.
+msgspec reads and writes the classes by their declared types, so a new field or record needs no code here. What it cannot decode (a
+wrong type, a value out of range, an unknown key of a newer version) is refused as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
-from enum import StrEnum
-from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, dataclass_transform
 
-from cattrs import ClassValidationError, Converter, IterableValidationError, transform_error
-from cattrs.gen import make_dict_unstructure_fn, override
-from cattrs.v import format_exception
+import msgspec
+from msgspec import Meta
 
-from orchestrator.core.conformance import repaired, repaired_all
+from orchestrator.core.conformance import LATEST_TIME, MAX_INTEGER, MAX_TEXT
 from orchestrator.core.errors import CoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
-_MOST_LISTED = 5
-_SIMPLE = (int, float, str, bool)
+R = TypeVar("R", bound="Record")
+
+Integer = Annotated[int, Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)]
+"""A whole number that SQLite can hold."""
+Number = Annotated[float, Meta(ge=-float(MAX_INTEGER), le=float(MAX_INTEGER))]
+"""A finite number."""
+Time = Annotated[float, Meta(ge=0.0, le=LATEST_TIME)]
+"""Seconds since the epoch."""
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 
 
 class RecordError(CoreError):
     """A stored record is damaged, or a newer version of orch wrote it; the message names the unreadable part."""
 
 
-def to_plain(record: Any) -> dict[str, Any]:
-    """Return the record's fields as JSON values."""
-    plain: dict[str, Any] = _CONVERTER.unstructure(record)
-    return plain
+class _RecordMeta(msgspec.StructMeta):
+    """Makes the fields of every record given by name: ``kw_only`` of a base class says nothing about those of its subclasses."""
+
+    def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any], **config: Any) -> Any:
+        return super().__new__(cls, name, bases, body, **{"kw_only": True, **config})
 
 
-def from_plain(cls: type[T], values: Mapping[str, Any]) -> tuple[T, tuple[str, ...]]:
-    """Return the record of such values, and the names of the fields that held invalid values and now have defaults.
-
-    A missing key takes its default. Raises RecordError for a missing key without one, an unknown key, and an invalid
-    value of an enumeration or of a class with its own form.
-    """
-    try:
-        record = _CONVERTER.structure(values, cls)
-    except (ClassValidationError, IterableValidationError) as error:
-        found = transform_error(error, format_exception=_reason)
-        more = [f"{len(found) - _MOST_LISTED} more"] if len(found) > _MOST_LISTED else []
-        raise RecordError(f"{cls.__name__}: {'; '.join([*found[:_MOST_LISTED], *more])}") from error
-    below: tuple[str, ...] = ()
-    for name in _record_lists(cls):  # type: ignore[arg-type]  # a class is hashable
-        items = getattr(record, name)
-        if not (isinstance(items, (tuple, list)) and all(map(is_dataclass, items))):
-            continue
-        whole, names = repaired_all(name, items)
-        if names:
-            kept: Any = type(items)(whole)
-            record, below = replace(record, **{name: kept}), (*below, *names)  # type: ignore[type-var]  # every record is a dataclass
-    record, own = repaired(record)
-    return record, (*own, *below)
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
+class Record(msgspec.Struct, metaclass=_RecordMeta, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all records that are stored: immutable, with fields that are given by name."""
 
 
-def leave_out(cls: type[Any], *names: str) -> None:
-    """Exclude these fields from the plain form of the class and its subclasses."""
+class Kind:
+    """The name of a record's class in the store and in the API: its ``tag``."""
 
-    def writer(of: type[Any]) -> Callable[[Any], dict[str, Any]]:
-        omitted: Any = {name: override(omit=True) for name in names}
-        return make_dict_unstructure_fn(of, _CONVERTER, **omitted)
+    def __get__(self, instance: object, owner: type[Any]) -> str:
+        """Return the tag; of a base class, its name."""
+        kind: str = owner.__struct_config__.tag
+        return kind
 
-    _CONVERTER.register_unstructure_hook_factory(lambda of: isinstance(of, type) and issubclass(of, cls), writer)
+
+_FORMS: Final[dict[type[Any], tuple[Callable[[Any], Any], Callable[[Any], Any]]]] = {}
 
 
 def use_form(cls: type[T], write: Callable[[T], Any], read: Callable[[Any], T]) -> None:
-    """Convert a class by its own functions."""
-    _CONVERTER.register_unstructure_hook(cls, write)
-    _CONVERTER.register_structure_hook(cls, lambda value, _: read(value))
+    """Convert a class that is no record by its own functions."""
+    _FORMS[cls] = (write, read)
 
 
-def _reason(error: BaseException, kind: type[Any] | None) -> str:
-    return str(error) if type(error) is ValueError or isinstance(error, RecordError) else format_exception(error, kind)
+def to_plain(record: Any) -> Any:
+    """Return a record, or a dataclass of records, as JSON-ready values. Raises TypeError and ValueError for values that are none."""
+    return msgspec.to_builtins(record, enc_hook=_write)
 
 
-@cache
-def _record_lists(cls: Any) -> tuple[str, ...]:
-    """Return the fields of a class that hold tuples of records."""
-    hints = get_type_hints(cls)
-    tuples = [f.name for f in fields(cls) if _is_list(hints[f.name])]
-    return tuple(name for name in tuples if is_dataclass(get_args(hints[name])[0]))
+def from_plain(cls: type[T], values: Any) -> T:
+    """Return the record of such values. Raises RecordError for everything that the class does not allow."""
+    try:
+        return msgspec.convert(values, cls, dec_hook=_read)
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+        raise RecordError(f"{cls.__name__}: {error}") from error
 
 
-def _converter() -> Converter:
-    converter = Converter(forbid_extra_keys=True, unstruct_collection_overrides={tuple: list})
-    for kind in _SIMPLE:
-        converter.register_structure_hook(kind, lambda value, _: value)
-    converter.register_structure_hook(StrEnum, lambda value, kind: kind(value))
-    converter.register_structure_hook_func(_is_mapping, lambda value, _: value)
-    converter.register_structure_hook_factory(_is_list, lambda kind: _list_reader(converter, kind))
-    return converter
+def misfits(record: Record) -> tuple[str, ...]:
+    """Return the names of the fields whose values would not be read back as they are: they came from a rank, unchecked."""
+    return tuple(f.encode_name for f in msgspec.structs.fields(record) if not _fits(getattr(record, f.name), f.type))
 
 
-def _is_mapping(kind: Any) -> bool:
-    return get_origin(kind) in (Mapping, dict)
+def repaired(record: R) -> R:
+    """Return the record with defaults in place of such values, or with None, 0 or an empty text in a field without a default."""
+    changes: dict[str, Any] = {}
+    for f in msgspec.structs.fields(record):
+        if _fits(getattr(record, f.name), f.type):
+            continue
+        if f.default is not msgspec.NODEFAULT:
+            changes[f.name] = f.default
+        else:
+            changes[f.name] = next(value for value in (None, 0, "", ()) if _fits(value, f.type))
+    return msgspec.structs.replace(record, **changes) if changes else record
 
 
-def _is_list(kind: Any) -> bool:
-    return get_origin(kind) in (tuple, list)
+def _fits(value: Any, hint: Any) -> bool:
+    if hint is Any:
+        return True
+    try:
+        return bool(msgspec.convert(to_plain(value), hint, dec_hook=_read) == value)
+    except (TypeError, ValueError, OverflowError, RecursionError, NotImplementedError):
+        return False
 
 
-def _list_reader(converter: Converter, kind: Any) -> Callable[[Any, Any], Any]:
-    """Convert a list to the declared tuple or list; other values stay, for ``conformance`` to replace."""
-    make, item = get_origin(kind), get_args(kind)[0]
-    if item in _SIMPLE:
-        return lambda value, _: make(value) if isinstance(value, list) else value
-    return lambda value, _: make(converter.structure(v, item) for v in value) if isinstance(value, list) else value
+def _write(value: Any) -> Any:
+    form = _FORMS.get(type(value))
+    if form is None:
+        raise TypeError(f"{type(value).__name__} cannot be stored")
+    return form[0](value)
 
 
-_CONVERTER = _converter()
+def _read(cls: type[Any], value: Any) -> Any:
+    return _FORMS[cls][1](value)

@@ -1,13 +1,13 @@
-"""Checks a record's values against its fields' declarations: types, finite numbers, ranges, lengths. Pure.
+"""Checks a dataclass's values against its fields' declarations: types, finite numbers, ranges, lengths. Pure.
 
-Dataclasses are checked where facts from outside enter the record, and where a record is read: an
-invalid value would otherwise be folded, and fail later in the work for all jobs.
+Reports of ranks are checked with it: an invalid value would otherwise fail later in the work for all jobs. Only the standard library is
+imported, because a rank's keeper uses it too; the records of the store are ``codec.py``'s.
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from enum import Enum
 from math import isfinite
@@ -22,16 +22,8 @@ LATEST_TIME: Final = 1e11
 _TIMES: Final = frozenset({"at", "deadline", "not_before", "fenced_until", "state_since"})
 
 
-class _Spec:
-    """Placeholder for JobSpec, whose module takes 20 ms to import. A spec was validated by orch and is not checked."""
-
-    @staticmethod
-    def fits(value: object) -> bool:
-        return type(value).__name__ == "JobSpec"
-
-
 # Modules of records import these for their annotations only.
-_NAMES: Final[dict[str, Any]] = {"Mapping": Mapping, "Sequence": Sequence, "Any": Any, "JobId": str, "JobSpec": _Spec}
+_NAMES: Final[dict[str, Any]] = {"Mapping": Mapping, "Sequence": Sequence, "Any": Any, "JobId": str}
 
 R = TypeVar("R")
 Check = Callable[[Any], bool]
@@ -63,12 +55,6 @@ def repaired(record: R) -> tuple[R, tuple[str, ...]]:
         if not rule.check(getattr(record, rule.field.name, MISSING)):
             changes[rule.field.name] = _default(rule)
     return (replace(record, **changes) if changes else record, tuple(changes))  # type: ignore[type-var]  # a dataclass
-
-
-def repaired_all(name: str, records: Iterable[R]) -> tuple[tuple[R, ...], tuple[str, ...]]:
-    """Return the dataclasses, each ``repaired``, and what was replaced, as ``name.field``."""
-    found = [repaired(record) for record in records]
-    return tuple(record for record, _ in found), tuple(f"{name}.{field}" for _, names in found for field in names)
 
 
 def is_count(value: object, most: int = MAX_INTEGER) -> bool:
@@ -164,15 +150,13 @@ def _check(hint: Any, number: Check = is_finite) -> Check:
 def _simple(hint: Any, number: Check) -> Check:
     if hint is Any or hint is _UNRESOLVED:
         return lambda _: True
-    if hint is _Spec:
-        return _Spec.fits
     if hint is float:
         return number
     if hint is int:
         return lambda value: type(value) is int and -MAX_INTEGER <= value <= MAX_INTEGER
     if hint is str:
         return is_text
-    if isinstance(hint, type) and is_dataclass(hint) and not hint.__module__.startswith("orchestrator.spec"):
+    if isinstance(hint, type) and is_dataclass(hint):
         return lambda value: isinstance(value, hint) and not misfits(value)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return lambda value: isinstance(value, hint)

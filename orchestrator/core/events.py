@@ -1,4 +1,4 @@
-"""All events of a job, as frozen facts. ``job_record.py`` has their JSON form for the store.
+"""All events of a job, as frozen records. ``stored.py`` writes and reads them for the store.
 
 An event is written before its effects are carried out. Events are small and versioned by their names: a changed meaning
 gets a new name, so that old records always fold to the same meaning.
@@ -6,41 +6,38 @@ gets a new name, so that old records always fold to the same meaning.
 
 from __future__ import annotations
 
-# codec.py and conformance.py read the annotations at run time.
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.facts.fact import Fact  # noqa: TC001
+from orchestrator.core.codec import Integer, Kind, Number, Record, Text, Time
+from orchestrator.core.facts.fact import Fact
 from orchestrator.core.facts.reasons import NotRetried
-from orchestrator.core.facts.submissions import GitState as GitState  # noqa: PLC0414, TC001  # named with their event
-from orchestrator.core.facts.submissions import LeftOut as LeftOut  # noqa: PLC0414, TC001
-from orchestrator.core.facts.submissions import MatrixCell as MatrixCell  # noqa: PLC0414, TC001
-from orchestrator.core.facts.submissions import Prerequisite as Prerequisite  # noqa: PLC0414, TC001
-from orchestrator.core.ids import JobId  # noqa: TC001
-from orchestrator.core.states import EndOrder, FailureClass, JobState, OutOf, StopPurpose, StopScope  # noqa: TC001
+from orchestrator.core.facts.submissions import GitState as GitState  # noqa: PLC0414
+from orchestrator.core.facts.submissions import LeftOut as LeftOut  # noqa: PLC0414
+from orchestrator.core.facts.submissions import MatrixCell as MatrixCell  # noqa: PLC0414
+from orchestrator.core.facts.submissions import Prerequisite as Prerequisite  # noqa: PLC0414
+from orchestrator.core.ids import JobId
+from orchestrator.core.states import EndOrder, FailureClass, JobState, OutOf, StopPurpose, StopScope
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from orchestrator.spec.model import (
-        JobSpec,
-    )  # job_record.py sets the annotation: rank actors have events, and no spec
+    from orchestrator.spec.model import JobSpec
+else:
+    JobSpec = Any  # stored.py converts it: rank actors have events, and import no spec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class Seat(Record):
     """One rank's place: node, GPUs (UUIDs in the order of its ids) and its actor's process id."""
 
-    rank: int
-    node_id: str
-    node_name: str
-    gpu_ids: tuple[str, ...]
-    gpu_uuids: tuple[str, ...]
-    actor_pid: int
+    rank: Integer
+    node_id: Text
+    node_name: Text
+    gpu_ids: tuple[Text, ...]
+    gpu_uuids: tuple[Text, ...]
+    actor_pid: Integer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class Failure(Record):
     """Details of an attempt's failure: class, cause, the first failing rank, that rank's last ``step`` and last lines.
 
     ``refusal`` is why it is not retried. ``policy`` is the action of the job's log policy that matches, ``policy_note``
@@ -49,14 +46,14 @@ class Failure:
 
     failure_class: FailureClass
     cause: Fact
-    rank: int | None = None
-    exit_code: int | None = None
-    signal: int | None = None
-    log_tail: tuple[str, ...] = ()
-    policy: str = ""
+    rank: Integer | None = None
+    exit_code: Integer | None = None
+    signal: Integer | None = None
+    log_tail: tuple[Text, ...] = ()
+    policy: Text = ""
     policy_note: Fact | None = None
     refusal: Fact | None = None
-    step: int | None = None
+    step: Integer | None = None
 
     @property
     def code(self) -> str:
@@ -68,20 +65,27 @@ class Failure:
         """The cause, and the refusal where there is one."""
         return self.cause if self.refusal is None else NotRetried(cause=self.cause, refusal=self.refusal)
 
+    def sentence(self) -> str:
+        """Return what happened, where, and why it is not retried."""
+        return self.reason.sentence()
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryUse:
+    def advice(self, job_id: str = "JOB") -> str:
+        """Return what a user can do about it, with the note about the job's log policies; empty for nothing."""
+        note = self.policy_note.sentence() if self.policy_note else ""
+        return "; ".join(filter(None, (self.cause.advice(job_id), note)))
+
+
+class MemoryUse(Record):
     """Memory of its node that a rank's process tree used, and whether the kernel killed a process of it for that."""
 
-    used_bytes: int
+    used_bytes: Integer
     """Peak of the whole tree as its control group counted it, or of the rank's process alone if that is more."""
-    limit_bytes: int | None = None
+    limit_bytes: Integer | None = None
     """Limit of its control group; None without a group or a limit."""
     killed: OutOf | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
+class Exit(Record):
     """End of a rank's process. ``at`` is when the kernel reported it; ``error_at`` when its exception was raised.
 
     ``evidence`` is from the kernel and the GPU's driver; ``policy`` is the action (fail, restart) of the job's first
@@ -93,26 +97,26 @@ class Exit:
     daemon's. ``heard_at`` is by the daemon's clock: when it learnt of the end; the fold sets it.
     """
 
-    rank: int
-    exit_code: int | None
-    signal: int | None
-    at: float
-    error_type: str = ""
-    error_message: str = ""
-    error_at: float | None = None
-    log_tail: tuple[str, ...] = ()
+    rank: Integer
+    exit_code: Integer | None
+    signal: Integer | None
+    at: Time
+    error_type: Text = ""
+    error_message: Text = ""
+    error_at: Time | None = None
+    log_tail: tuple[Text, ...] = ()
     evidence: tuple[Fact, ...] = ()
-    policy: str = ""
+    policy: Text = ""
     policy_note: Fact | None = None
-    missing_file: str = ""
-    left_out_by: str = ""
-    stop_seen_at: float | None = None
+    missing_file: Text = ""
+    left_out_by: Text = ""
+    stop_seen_at: Time | None = None
     stop_scope: StopScope | None = None
-    last_step: int | None = None
-    total_steps: int | None = None
+    last_step: Integer | None = None
+    total_steps: Integer | None = None
     memory: MemoryUse | None = None
     ordered: EndOrder | None = None
-    heard_at: float = 0.0
+    heard_at: Time = 0.0
 
     @property
     def ok(self) -> bool:
@@ -134,275 +138,226 @@ class Exit:
         return self.ok and (self.finished or (others and self.last_step is None))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(Record, tag_field="kind"):
     """Common fields of all events: the job, the wall time in seconds since the epoch, and what caused it."""
 
-    kind: ClassVar[str] = ""
+    kind = Kind()
+
     job_id: JobId
-    at: float
-    cause: str = ""
+    at: Time
+    cause: Text = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSubmitted(Event):
-    """A job was accepted."""
+class JobSubmitted(Event, tag="job_submitted"):
+    """A job was accepted. ``spec_bytes`` is what its job.yaml takes in the store, see ``stored.spec_bytes``."""
 
-    kind: ClassVar[str] = "job_submitted"
-    name: str
+    name: Text
     spec: JobSpec
-    user: str
-    uid: int
-    idempotency_key: str
-    python: str
-    path: str
-    work_dir: str
-    snapshot: str
-    resume_from: str | None = None
-    rerun_of: str | None = None
+    user: Text
+    uid: Integer
+    idempotency_key: Text
+    python: Text
+    path: Text
+    work_dir: Text
+    snapshot: Text
+    resume_from: Text | None = None
+    rerun_of: Text | None = None
     left_out: LeftOut | None = None
     git: GitState | None = None
     prerequisites: tuple[Prerequisite, ...] = ()
     matrix: MatrixCell | None = None
+    spec_bytes: Integer = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptStarted(Event):
+class AttemptStarted(Event, tag="attempt_started"):
     """An attempt was ordered: ranks on ``nodes`` (one entry per rank) in gang ``gang``."""
 
-    kind: ClassVar[str] = "attempt_started"
-    attempt: int
-    gang: int
-    nodes: tuple[str, ...]
+    attempt: Integer
+    gang: Integer
+    nodes: tuple[Text, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GangPlaced(Event):
+class GangPlaced(Event, tag="gang_placed"):
     """Every actor of the gang answered and reported its GPUs."""
 
-    kind: ClassVar[str] = "gang_placed"
-    gang: int
+    gang: Integer
     seats: tuple[Seat, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptRunning(Event):
+class AttemptRunning(Event, tag="attempt_running"):
     """Every rank's process is up; ``pids`` by rank."""
 
-    kind: ClassVar[str] = "attempt_running"
-    attempt: int
-    pids: tuple[int, ...]
+    attempt: Integer
+    pids: tuple[Integer, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankExited(Event):
-    """A rank's process ended, and the daemon learnt of it. It is stored with the fields of ``exit`` beside ``attempt`` (``stored.job_record``)."""
+class RankExited(Event, tag="rank_exited"):
+    """A rank's process ended, and the daemon learnt of it."""
 
-    kind: ClassVar[str] = "rank_exited"
-    attempt: int
+    attempt: Integer
     exit: Exit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RanksAsked(Event):
+class RanksAsked(Event, tag="ranks_asked"):
     """Ranks have left after a request to stop that orch had not sent: the others are asked to follow, and killed at ``deadline``."""
 
-    kind: ClassVar[str] = "ranks_asked"
-    attempt: int
+    attempt: Integer
     reason: Fact
-    deadline: float
+    deadline: Time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GangLost(Event):
+class GangLost(Event, tag="gang_lost"):
     """An actor or a node of the gang is lost; the gang cannot be used again."""
 
-    kind: ClassVar[str] = "gang_lost"
-    gang: int
-    rank: int | None
+    gang: Integer
+    rank: Integer | None
     reason: Fact
-    not_before: float = 0.0
+    not_before: Time = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptFailed(Event):
+class AttemptFailed(Event, tag="attempt_failed"):
     """The attempt failed: the reason, whether another follows, and its earliest start."""
 
-    kind: ClassVar[str] = "attempt_failed"
-    attempt: int
+    attempt: Integer
     failure: Failure
-    failed_at: float
+    failed_at: Time
     retry: bool
     keep_gang: bool
-    not_before: float
+    not_before: Time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptSucceeded(Event):
+class AttemptSucceeded(Event, tag="attempt_succeeded"):
     """Every rank of the attempt ended with exit code 0."""
 
-    kind: ClassVar[str] = "attempt_succeeded"
-    attempt: int
+    attempt: Integer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptGone(Event):
+class AttemptGone(Event, tag="attempt_gone"):
     """All processes of the attempt ended."""
 
-    kind: ClassVar[str] = "attempt_gone"
-    attempt: int
+    attempt: Integer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GangReleased(Event):
+class GangReleased(Event, tag="gang_released"):
     """The gang's actors and its placement group are removed."""
 
-    kind: ClassVar[str] = "gang_released"
-    gang: int
+    gang: Integer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GangAbandoned(Event):
+class GangAbandoned(Event, tag="gang_abandoned"):
     """The daemon's owner gives up a gang whose end nothing confirms: its job is cancelled, whatever its ranks have done."""
 
-    kind: ClassVar[str] = "gang_abandoned"
-    gang: int
+    gang: Integer
     by: Fact
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopRequested(Event):
+class StopRequested(Event, tag="stop_requested"):
     """The job must stop: SIGTERM now, SIGKILL at ``deadline``."""
 
-    kind: ClassVar[str] = "stop_requested"
     purpose: StopPurpose
     by: Fact
-    deadline: float
+    deadline: Time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRequeued(Event):
+class JobRequeued(Event, tag="job_requeued"):
     """The job returns to the queue, at its old place, not before ``not_before``."""
 
-    kind: ClassVar[str] = "job_requeued"
     reason: Fact
-    not_before: float = 0.0
+    not_before: Time = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSuspended(Event):
+class JobSuspended(Event, tag="job_suspended"):
     """The job is paused: it holds nothing, and waits for a resume."""
 
-    kind: ClassVar[str] = "job_suspended"
     by: Fact
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobResumed(Event):
+class JobResumed(Event, tag="job_resumed"):
     """A suspended job goes back to the queue."""
 
-    kind: ClassVar[str] = "job_resumed"
-    by: str
+    by: Text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFinished(Event):
+class JobFinished(Event, tag="job_finished"):
     """The job has reached a terminal state."""
 
-    kind: ClassVar[str] = "job_finished"
     state: JobState
     reason: Fact
-    exit_code: int | None = None
+    exit_code: Integer | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointSaved(Event):
+class CheckpointSaved(Event, tag="checkpoint_saved"):
     """A checkpoint is complete on storage (or, with an empty path, in the memory of its rank actor).
 
     ``digest`` is set for files that the script writes by itself: their content and ``at``, the time of writing,
     determine which is newer, not their names.
     """
 
-    kind: ClassVar[str] = "checkpoint_saved"
-    attempt: int
-    step: int
-    path: str
-    digest: str = ""
+    attempt: Integer
+    step: Integer
+    path: Text
+    digest: Text = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FirstStep(Event):
+class FirstStep(Event, tag="first_step"):
     """The first new optimizer step of an attempt: one that no earlier attempt had reported.
 
     ``step_at`` is when the rank did it; ``steps_lost`` is how many known steps were repeated.
     """
 
-    kind: ClassVar[str] = "first_step"
-    attempt: int
-    step: int
-    step_at: float
-    steps_lost: int
+    attempt: Integer
+    step: Integer
+    step_at: Time
+    steps_lost: Integer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobUpdated(Event):
+class JobUpdated(Event, tag="job_updated"):
     """A user changed a setting of the job."""
 
-    kind: ClassVar[str] = "job_updated"
-    by: str
-    priority: int
+    by: Text
+    priority: Integer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobNoted(Event):
+class JobNoted(Event, tag="job_noted"):
     """A note that changes no state: a quarantined checkpoint, an unreachable node."""
 
-    kind: ClassVar[str] = "job_noted"
     note: Fact
     degraded: bool | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FindingOpened(Event):
+class FindingOpened(Event, tag="finding_opened"):
     """Diagnosis found something wrong with the attempt."""
 
-    kind: ClassVar[str] = "finding_opened"
-    attempt: int
+    attempt: Integer
     finding: Fact
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FindingClosed(Event):
+class FindingClosed(Event, tag="finding_closed"):
     """A finding is over. The end of an attempt closes its findings without this event."""
 
-    kind: ClassVar[str] = "finding_closed"
-    attempt: int
+    attempt: Integer
     finding: Fact
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClockStepped(Event):
+class ClockStepped(Event, tag="clock_stepped"):
     """The daemon's clock moved by ``seconds``, and with it what the job's record measures or awaits.
 
     ``unmeasured`` seconds have passed, by the wall clock alone, between two boots of the daemon's machine: they are not
     counted as the job's.
     """
 
-    kind: ClassVar[str] = "clock_stepped"
-    seconds: float
-    unmeasured: float = 0.0
+    seconds: Number
+    unmeasured: Number = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaterAttemptsFound(Event):
+class LaterAttemptsFound(Event, tag="later_attempts_found"):
     """Attempts and gangs up to these numbers exist that the record does not know: the store was restored from an older copy.
 
     They are ended, and their numbers are not used again.
     """
 
-    kind: ClassVar[str] = "later_attempts_found"
-    attempt: int
-    gang: int
+    attempt: Integer
+    gang: Integer
 
 
 EVENTS: Mapping[str, type[Event]] = {

@@ -9,10 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.facts.codec import fact_to_dict
-from orchestrator.core.facts.findings import Finding, key_of
-from orchestrator.core.sentences import failure_advice, sentence
-from orchestrator.core.sentences.findings import finding_to_dict
+from orchestrator.core.facts.findings import Finding, finding_to_dict, key_of
 from orchestrator.core.states import JobState
 
 if TYPE_CHECKING:
@@ -72,9 +69,9 @@ def _finding_payload(finding: Finding, payload: dict[str, Any]) -> dict[str, Any
 def _payload(before: Job | None, job: Job, at: float) -> dict[str, Any]:
     """Build the payload. ``text`` is for Slack and similar services; the rest is for programs."""
     failure = job.failure if job.state in (JobState.FAILED, JobState.RECOVERING) else None
-    reason = sentence(job.reason)[:_LONGEST_REASON]
+    reason = job.reason.sentence()[:_LONGEST_REASON]
     lines = [f"{job.id} is {job.state}: {reason}"]
-    if failure is not None and (advice := failure_advice(failure, job.id)):
+    if failure is not None and (advice := failure.advice(job.id)):
         lines.append(advice)
     return {
         "text": "\n".join(lines),
@@ -84,7 +81,7 @@ def _payload(before: Job | None, job: Job, at: float) -> dict[str, Any]:
         "state": job.state.value,
         "was": None if before is None else before.state.value,
         "reason": reason,
-        "fact": fact_to_dict(job.reason),
+        "fact": job.reason.to_dict(),
         "failure_class": None if failure is None else failure.failure_class.value,
         "failure_code": None if failure is None else failure.code,
         "attempt": job.attempt_number,

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator import clock
 from orchestrator.api.usage_views import EstimateQualityView, EstimateShareView
-from orchestrator.core.estimates.history import Mark, StepHistory
-from orchestrator.core.estimates.time_left import CONFIDENCE, time_left
+from orchestrator.core.estimates import CONFIDENCE, Mark, StepHistory, time_left
 from orchestrator.core.states import JobState
 from orchestrator.daemon.jobs import metrics_file
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from orchestrator.core.estimates.time_left import TimeLeft
+    from orchestrator.core.estimates import TimeLeft
     from orchestrator.core.events import Event
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job

@@ -15,15 +15,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.clock import CLOCK
-from orchestrator.core.conformance import misfits
+from orchestrator.core.codec import misfits
 from orchestrator.core.errors import CoreError
 from orchestrator.core.events import ClockStepped, GangAbandoned, JobNoted
-from orchestrator.core.facts.notes import DroppedFact, RecordRepaired
+from orchestrator.core.facts.notes import DroppedFact
 from orchestrator.core.lifecycle.effects import desired_effect
 from orchestrator.core.lifecycle.fold import change_of
 from orchestrator.core.scheduler.live_jobs import LiveJobs, Reasons
 from orchestrator.core.scheduler.scheduler import State, decide
-from orchestrator.core.sentences import sentence
 from orchestrator.daemon.jobs.prerequisites import PrerequisiteEnds, prerequisite_states
 from orchestrator.daemon.sharing import SharingState
 from orchestrator.store.errors import BrokenChainError, VersionConflictError
@@ -151,16 +150,12 @@ class Loop:
         else:
             self._unmeasured = self._clock.resume(reading)
         stored = await self._store.load_live()
-        self.jobs = Published(replace(job, unusable=()) if job.unusable else job for job in stored)
+        self.jobs = Published(stored)
         self.decided = LiveJobs(self.jobs.values())
         for name in await self.shares.load(self._store, stored, self.now()):
             self._log.warning("queue.change_does_not_fit_the_settings", queue=name)
         for job in stored:
             self._ends.expect(job, await prerequisite_states(job, self.decided, self._store))
-            if job.unusable:
-                self._log.warning("store.record_repaired", job=job.id, fields=job.unusable)
-                note = RecordRepaired(fields=job.unusable)
-                self.post([JobNoted(job_id=job.id, at=self.now(), note=note)])
         self._inbox.wake.set()
 
     def post(self, events: Sequence[Event]) -> None:
@@ -377,7 +372,7 @@ class Loop:
                 attempt=job.attempt_number,
                 was=before.state.value,
                 now=job.state.value,
-                reason=sentence(job.reason),
+                reason=job.reason.sentence(),
             )
 
 

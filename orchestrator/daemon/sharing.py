@@ -12,7 +12,7 @@ from orchestrator.core.facts.findings import GpusUnused, JobIdle
 from orchestrator.core.scheduler.queues import QueueTree, Sharing
 from orchestrator.core.scheduler.use import PastUse, UseHistory
 from orchestrator.core.states import JobState
-from orchestrator.core.stored.job_record import spec_bytes
+from orchestrator.core.stored import spec_bytes
 from orchestrator.spec.model import ElasticWorkers
 from orchestrator.spec.queues import QueueSpec, queue_problems
 from orchestrator.store.port import JobFilter
@@ -85,14 +85,14 @@ class QueueLimits:
             coming.remove(specs)
 
     def _check(self, new: Sequence[JobSpec], caller: Caller) -> None:
-        own = [job.spec for job in self._jobs() if job.submission.uid == caller.uid]
+        own = [job.submission.spec_bytes for job in self._jobs() if job.submission.uid == caller.uid]
         most, most_bytes = self._settings.user_max_queued, self._settings.user_max_queued_bytes
         if len(own) + len(new) > most:
             raise RefusedError(
                 f"{caller.user} may have {most} jobs that have not ended (ORCH_USER_MAX_QUEUED), and has {len(own)}",
                 hint="wait until some have ended, cancel some, or ask the daemon's owner to raise ORCH_USER_MAX_QUEUED",
             )
-        size = sum(map(spec_bytes, own))
+        size = sum(own)
         if size + sum(map(spec_bytes, new)) > most_bytes:
             raise RefusedError(
                 f"the job files of {caller.user}'s jobs that have not ended may take {most_bytes / 1e6:g} MB"

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from orchestrator import clock
-from orchestrator.core.sentences.findings import linked
+from orchestrator.core.facts.findings import linked
 from orchestrator.durable_files import write_whole
 
 if TYPE_CHECKING:

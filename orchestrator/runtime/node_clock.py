@@ -10,6 +10,8 @@ from collections import deque
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Final, TypeVar
 
+from msgspec import Struct, structs
+
 from orchestrator.core.conformance import is_finite
 
 AGREE_SECONDS: Final = 2.0
@@ -48,10 +50,11 @@ def moved(record: R, seconds: float) -> R:
     if not seconds:
         return record
     changes: dict[str, Any] = {}
-    for field in fields(record):  # type: ignore[arg-type]  # a dataclass
-        value = getattr(record, field.name)
-        if is_dataclass(value):
-            changes[field.name] = moved(value, seconds)
-        elif (field.name == "at" or field.name.endswith(_NAMES)) and value is not None:
-            changes[field.name] = max(0.0, value + seconds)
-    return replace(record, **changes)  # type: ignore[type-var]  # a dataclass
+    names = record.__struct_fields__ if isinstance(record, Struct) else [field.name for field in fields(record)]  # type: ignore[arg-type]  # a dataclass
+    for name in names:
+        value = getattr(record, name)
+        if is_dataclass(value) or isinstance(value, Struct):
+            changes[name] = moved(value, seconds)
+        elif (name == "at" or name.endswith(_NAMES)) and value is not None:
+            changes[name] = max(0.0, value + seconds)
+    return structs.replace(record, **changes) if isinstance(record, Struct) else replace(record, **changes)  # type: ignore[type-var]  # a dataclass

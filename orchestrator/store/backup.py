@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING
 from orchestrator.durable_files import sync_directory, sync_tree
 from orchestrator.store import verification
 from orchestrator.store.disk import trouble_of
-from orchestrator.store.errors import BackupExistsError, StoreError, StoreUnreadableError, refused_by_disk
+from orchestrator.store.errors import (
+    BackupExistsError,
+    StoreError,
+    StoreUnreadableError,
+    is_refused_by_disk,
+    refused_by_disk,
+)
 from orchestrator.store.lock import StoreLock
 from orchestrator.store.port import DiskTrouble
 from orchestrator.store.sql.schema import check, connect, known_migrations
-from orchestrator.store.sql.sqlite_errors import is_refused_by_disk
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,14 +20,14 @@ from orchestrator.store.errors import (
     StoreClosedError,
     StoreError,
     StoreUnreadableError,
+    is_damage,
+    is_refused_by_disk,
     refused_by_disk,
 )
 from orchestrator.store.lock import StoreLock
 from orchestrator.store.port import DiskTrouble
-from orchestrator.store.sql.matrix_queries import MatrixReader
-from orchestrator.store.sql.matrix_reads import MatrixReads
+from orchestrator.store.sql.queries import Reader
 from orchestrator.store.sql.schema import Migration, connect, known_migrations, prepare
-from orchestrator.store.sql.sqlite_errors import is_damage, is_refused_by_disk
 from orchestrator.store.sql.work import (
     PRUNE_BATCH,
     Append,
@@ -70,7 +70,7 @@ _LOG_PAGES = 1000  # size of the log at which its content is moved into the file
 _LOG_LIMIT_BYTES = 64 * 1024 * 1024  # the write-ahead log is truncated to this after a checkpoint; below, it is reused
 
 
-class SqliteStore(MatrixReads):
+class SqliteStore:
     """``port.Store`` in one SQLite file. Created by ``open``."""
 
     def __init__(self, path: Path, lock: StoreLock, disk: Disk, writing: sqlite3.Connection) -> None:
@@ -78,7 +78,7 @@ class SqliteStore(MatrixReads):
         self._lock = lock
         self._disk = disk
         self._writer = Writer(writing, path, disk)
-        self._reader = MatrixReader(_reading(path))
+        self._reader = Reader(_reading(path))
         self._readers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-reader")
         self._long = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-long")
         self._closed = False
@@ -113,6 +113,19 @@ class SqliteStore(MatrixReads):
         result: tuple[list[Job], bool] = await self._writer.do(SubmitAll(events, self._admit))
         return result
 
+    async def submit(self, event: ev.JobSubmitted) -> tuple[Job, bool]:
+        """Accept a job; see ``port.Store.submit``."""
+        (job,), created = await self.submit_all([event])
+        return job, created
+
+    async def matrix_jobs(self, matrix_id: str) -> list[Job]:
+        """Return the jobs of a matrix, reruns included, in order of arrival."""
+        return await self._read(lambda: self._reader.matrix_jobs(matrix_id))
+
+    async def find_matrix(self, reference: str, uid: int) -> str | None:
+        """Return the id of the matrix that a reference of this user means; see ``port.Store.find_matrix``."""
+        return await self._read(lambda: self._reader.find_matrix(reference, uid))
+
     async def append(self, changes: Sequence[Change], *, clock: ClockReading | None = None, moved: float = 0.0) -> None:
         """Write events and the records folded from them; see ``port.Store.append``."""
         if changes or clock is not None:
@@ -132,11 +145,11 @@ class SqliteStore(MatrixReads):
 
     async def damaged(self) -> list[DamagedRecord]:
         """Read every record; return those that are damaged."""
-        return await self._aside(lambda connection: MatrixReader(connection).damaged())
+        return await self._aside(lambda connection: Reader(connection).damaged())
 
     async def archives(self) -> Mapping[str, str | None]:
         """Return the digest of each job's archive by the job's id; None where it is unknown."""
-        return await self._aside(lambda connection: MatrixReader(connection).archives())
+        return await self._aside(lambda connection: Reader(connection).archives())
 
     async def jobs(self, query: JobFilter) -> list[Job]:
         """Return the jobs that match, newest first."""

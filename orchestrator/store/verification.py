@@ -6,7 +6,7 @@ import json
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.stored.job_record import job_to_dict
+from orchestrator.core.stored import job_to_dict
 from orchestrator.spec.paths import is_job_id
 from orchestrator.store.sql.rows import event_of, job_row, replay
 from orchestrator.store.sql.statements import STATEMENTS

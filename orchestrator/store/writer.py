@@ -21,10 +21,12 @@ from orchestrator.store.errors import (
     StoreClosedError,
     StoreError,
     StoreUnreadableError,
+    is_cut_short,
+    is_damage,
+    is_refused_by_disk,
     refused_by_disk,
 )
 from orchestrator.store.port import DiskTrouble
-from orchestrator.store.sql.sqlite_errors import is_cut_short, is_damage, is_refused_by_disk
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,6 @@ import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from orchestrator.runtime.spawn.client import ForkServerRefusedError
 from orchestrator.runtime.spawn.rank_locks import rank_lock_path
 from orchestrator.train.script.progress import ProgressPage
 from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, running_server
+from tests.support.records import replace
 from tests.support.stack import wait_until
 
 SLEEPER = "import os, time; open('pid', 'a').write(f'{os.getpid()}\\n'); time.sleep(600)"

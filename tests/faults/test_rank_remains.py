@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from orchestrator.runtime.spawn.rank_locks import rank_lock_path, read_holder, t
 from tests.faults.test_rank_host import make_host, make_plan, run, story
 from tests.integration.forkserver_fixture import BARE_PYTHON, RunningServer, running_server
 from tests.support.processes import kill_each
+from tests.support.records import replace
 from tests.support.stack import process_gone, wait_until
 
 # Children of every kind: a fork and a started program, each also in a session of its own without a parent.

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 import shutil
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
 
 from benchmarks.insight.traces import TICK_SECONDS, JobModel
 from dashboards import rules
-from orchestrator.core.diagnosis import definitions as d
+from orchestrator.core import thresholds as d
 from orchestrator.core.diagnosis.diagnosis import Diagnosis
 from orchestrator.core.diagnosis.observation import GpuSeen, JobSeen, RestartsSeen, SavesSeen
 from orchestrator.core.facts.rank_ends import ExitCode
@@ -30,6 +30,7 @@ from tests.integration.test_rules_promtool import (
     promtool_test,
     run_promtool,
 )
+from tests.support.records import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -17,7 +17,7 @@ class Mutant:
 
 
 FOLD: Final = "core/lifecycle/fold.py"
-FOLLOWING: Final = "core/lifecycle/following_phases.py"
+FOLLOWING: Final = "core/lifecycle/fold.py"
 ADVANCE: Final = "core/lifecycle/advance.py"
 FAILURE: Final = "core/lifecycle/failure.py"
 SAVED: Final = "core/lifecycle/checkpoint_fold.py"

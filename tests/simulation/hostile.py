@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
+from tests.support.records import replace
 
 if TYPE_CHECKING:
     import random

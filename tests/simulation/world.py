@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
@@ -18,6 +18,7 @@ from orchestrator.spec.settings import Settings
 from orchestrator.store.memory import MemoryStore
 from orchestrator.store.sqlite import SqliteStore
 from tests.stateful.daemon import Crash, FaultyStore, SteppedDaemon
+from tests.support.records import replace
 from tests.unit.core.builders import T0, node
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +32,7 @@ from orchestrator.daemon.sharing import SharingState
 from orchestrator.spec.job import ElasticWorkers
 from orchestrator.spec.queues import parse_queues
 from orchestrator.store.memory import MemoryStore
+from tests.support.records import replace
 from tests.unit.core.builders import T0, checkpoint, exited, gone, make_spec, node, nodes, released, submission, up
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import cos, exp, sin
 from time import time
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +18,7 @@ from orchestrator.api.views import (
     ProgressView,
     RankView,
 )
+from tests.support.records import replace
 
 if TYPE_CHECKING:
     from orchestrator.api.server.testing import FakeService

@@ -1,4 +1,4 @@
 """Input and output for the pure core of a simulation: traces from files, synthetic ones, comparison, charts.
 
-Begin with ``comparison.py``. Only ``reading.py`` creates ``core.simulation.trace.TraceJob`` from a trace.
+Begin with ``comparison.py``. Only ``reading.py`` creates ``core.simulation.TraceJob`` from a trace.
 """

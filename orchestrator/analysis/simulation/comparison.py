@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.cluster import Node
-from orchestrator.core.simulation.engine import CHECKPOINT_SECONDS, POLICIES, Simulation
-from orchestrator.core.simulation.measures import Figures, figures_of
+from orchestrator.core.simulation import CHECKPOINT_SECONDS, POLICIES, Figures, Simulation, figures_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from orchestrator.core.simulation.trace import Outcome, TraceJob
+    from orchestrator.core.simulation import Outcome, TraceJob
 
 MOST_NODES: Final = 100_000
 _PLENTY: Final = 1e9

@@ -9,7 +9,7 @@ from math import ceil, isfinite
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.job.record import MAX_WORKERS
-from orchestrator.core.simulation.trace import TraceJob
+from orchestrator.core.simulation import TraceJob
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

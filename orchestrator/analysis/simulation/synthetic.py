@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from math import exp, fsum, log
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.core.simulation.trace import TraceJob
+from orchestrator.core.simulation import TraceJob
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

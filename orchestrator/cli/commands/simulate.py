@@ -12,7 +12,7 @@ from orchestrator.api.errors import EXIT_OK, BadRequestError
 from orchestrator.cli.commands.shared import Json, finite
 from orchestrator.cli.render.table import Cell, Column, render_table
 from orchestrator.cli.session import Session, answer
-from orchestrator.core.simulation.trace import TraceJob
+from orchestrator.core.simulation import TraceJob
 from orchestrator.units import duration
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from orchestrator.analysis.simulation.comparison import Result
     from orchestrator.api.views import JobView
     from orchestrator.cli.console import Console
-    from orchestrator.core.simulation.measures import Figures, Spread
+    from orchestrator.core.simulation import Figures, Spread
 
 
 def simulation_lines(console: Console, results: Sequence[Result]) -> list[str]:

@@ -8,124 +8,13 @@ Figures are taken over windows, so the time to a finding is about half a window 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.facts import findings as f
+from orchestrator.core.thresholds import CV_FAIR, EXPORTER_SECONDS, LATE_SECONDS, STARTING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-WINDOW_SECONDS: Final = 30.0
-"""GPUs' figures are means and medians over this time."""
-LEAST_SAMPLES: Final = 8
-"""A window with fewer samples gives no figure."""
-RANK_WINDOW_SECONDS: Final = 40.0
-LONG_WINDOW_SECONDS: Final = 120.0
-"""A rank's times are means over both windows: the long one shows what noise hides in the short one."""
-LEAST_STEPS: Final = 5
-"""A mean covers at least this many moments with new steps, however long they take."""
-CERTAIN_DEVIATIONS: Final = 4.5
-"""A rank or a node that is slower by less than this many standard errors may be so by chance: its figure counts for less."""
-BUSY_UTILIZATION: Final = 0.4
-"""GPUs are compared while the job's typical one is busy for this share of the time."""
-SPINNING_UTILIZATION: Final = 0.8
-"""GPUs that wait in a collective are busy for at least this share of the time."""
-IDLE_UTILIZATION: Final = 0.02
-LOCKSTEP: Final = 1.1
-"""Ranks with steps that take the same time to within this factor meet in a collective at every step."""
-LEAST_STEP_SHARE: Final = 0.05
-"""The extra time of a rank must be this share of a step: less has no effect."""
-LOWER_LIMIT: Final = 0.95
-"""A power cap counts where the GPU's limit or clock is below this share of its neighbours'."""
-STILL_SECONDS: Final = 30.0
-STILL_STEPS: Final = 10.0
-STILL_PAUSES: Final = 3.0
-"""Limits on stillness with idle ranks: seconds, multiples of the longest step, of the longest pause in the phase."""
-WORKING_FACTOR: Final = 10.0
-"""Factor on those limits for a job in which a rank works."""
-WORLD_SIZE_SECONDS: Final = 10.0
-RENDEZVOUS_SECONDS: Final = 30.0
-"""Longest waits of ranks for a process group: for one of a wrong size, and for one that lacks an idle rank."""
-FLAT_FACTOR: Final = 5.0
-"""A loss is flat after this many times the longest interval between its changes."""
-FLAT_STEPS: Final = 10
-NEVER_CHANGED_STEPS: Final = 1000
-"""A loss that has never changed may be reported once per epoch: it needs this many steps, and ten minutes."""
-NEVER_CHANGED_SECONDS: Final = 600.0
-UNSAVED_SECONDS: Final = 1800.0
-"""A job that saves is reported after three of its intervals, and not before this."""
-SAVES_MISSED: Final = 3.0
-NEVER_SAVED_SECONDS: Final = 7200.0
-LEAST_STALL_SECONDS: Final = 1.0
-"""A save that stalls training for less is no problem, however often it occurs."""
-GROWTH_SLOTS: Final = 10
-"""Memory grows steadily when it has grown through this many minutes."""
-GROWTH_SLOT_SECONDS: Final = 60.0
-GROWING_SHARE: Final = 0.8
-"""It grew in at least this share of them, and shrank in none."""
-FAST_SLOTS: Final = 6
-FAST_SLOT_SECONDS: Final = 10.0
-FAST_HORIZON_SECONDS: Final = 600.0
-FAST_USED: Final = 0.4
-"""Host memory that would be full within ten minutes is reported after one, where it is already filled to this share."""
-PROCESS_WINDOW_SECONDS: Final = 60.0
-LEAST_LOOKS: Final = 30
-"""Minimum number of looks at a rank's training thread from which a share is computed."""
-LEAST_BUSY: Final = 0.02
-"""A rank that uses less of a processor is idle, and does not wait for its input."""
-LOCKED_MORE: Final = 0.1
-"""Waiting ranks wait in a lock for this share of the time more than the rank that they wait for."""
-STEADY_GROWTH: Final = 0.7
-"""The later half of the growth is at least this share of the earlier half: a filling cache grows ever more slowly."""
-GROWTH_HORIZON_SECONDS: Final = 6 * 3600.0
-"""Memory that would be full only later is not reported."""
-EXPORTER_SECONDS: Final = 30.0
-"""An exporter that has not answered for this long is stopped or hangs; on a machine with a load of 50 on each processor one may take 20 s."""
-STARTING: Final = 0.5
-"""An exporter that starts is no evidence: the finding neither opens nor closes."""
-FOREIGN_BYTES: Final = 2.0 * 2**30
-FOREIGN_SHARE: Final = 0.05
-"""Memory that no process accounts for: drivers and contexts take up to this, or this share of the GPU's memory."""
-COUNTED_SECONDS: Final = 600.0
-"""Memory errors that are corrected are counted over this time."""
-CORRECTED: Final = 60.0
-"""This many corrected errors in that time, one every ten seconds, show a failing cell; single ones are cosmic rays."""
-LOSS_WINDOW: Final = 300
-"""A loss is compared with this many of its newest values, ten minutes of them."""
-LEAST_LOSSES: Final = 40
-JUMPED_VALUES: Final = 6
-"""This many values in a row represent the present loss: single batches do not."""
-JUMPED_DEVIATIONS: Final = 6.0
-JUMPED_FACTOR: Final = 0.5
-"""A jump is at least this share of the usual loss, and at least ``JUMPED_DEVIATIONS`` robust standard deviations."""
-JUMP_ENDS_AFTER: Final = 300
-"""A loss that stays at the level of its jump for this many values has that level as its usual value."""
-STORAGE_FULL: Final = frozenset({"ENOSPC", "EDQUOT"})
-LEAST_WRITE_SECONDS: Final = 20.0
-USUAL_WRITES: Final = 5.0
-"""A write takes too long after this many times the attempt's usual time, and at least ``LEAST_WRITE_SECONDS``."""
-FIRST_WRITE_SECONDS: Final = 600.0
-"""The first writes, for which no usual time is known, may take this long."""
-WAITING_SHARE: Final = 0.1
-WAITING_SECONDS: Final = 120.0
-"""Saves that wait for storage for ``WAITING_SHARE`` of the newest ``WAITING_SECONDS`` make training slower."""
-LATE_SECONDS: Final = 0.5
-"""A daemon is overloaded if its loop is late by more than this."""
-LATE_LOOKS: Final = 8
-"""The daemon's lateness is the median of this many looks, so that one pause of the machine does not count."""
-AGAIN_FACTOR: Final = 2.0
-"""After each close a finding takes this many times as long to open again, at most ``LONGEST_AGAIN_SECONDS``."""
-LONGEST_AGAIN_SECONDS: Final = 1800.0
-MOST_FINDINGS: Final = 16
-"""Maximum number of findings that one job has open at a time; of new ones, the most severe open."""
-
-
-class Severity(StrEnum):
-    """Urgency of a finding for the user."""
-
-    CRITICAL = "critical"  # the job gets nothing done, or will lose its work
-    WARNING = "warning"  # the job is slower or less safe than it could be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +30,6 @@ class Definition:
     closes_at: float
     open_seconds: float
     close_seconds: float
-    severity: Severity = Severity.WARNING
     outlives: bool = False
     apart: bool = False
 
@@ -155,7 +43,6 @@ def _at_once(
         closes_at=1.0,
         open_seconds=open_seconds,
         close_seconds=close_seconds,
-        severity=Severity.CRITICAL,
         outlives=outlives,
     )
 
@@ -240,14 +127,13 @@ DEFINITIONS: Final[Mapping[type[f.Finding], Definition]] = {
         close_seconds=60.0,
         apart=True,
     ),
-    f.LoadUneven: _over("coefficient of variation of utilization or power", 0.2, 0.15, (60.0, 60.0)),
+    f.LoadUneven: _over("coefficient of variation of utilization or power", CV_FAIR, 0.15, (60.0, 60.0)),
     f.LossNotFinite: Definition(
         figure="metrics that are NaN or infinite",
         opens_at=1.0,
         closes_at=1.0,
         open_seconds=4.0,
         close_seconds=30.0,
-        severity=Severity.CRITICAL,
     ),
     f.LossFlat: _over("steps without a change of the loss, over what is usual", 1.0, 1.0, (4.0, 0.0)),
     f.LossJumped: _over("how far the loss is above its usual value, over what counts as a jump", 1.0, 0.5, (6.0, 10.0)),
@@ -257,7 +143,6 @@ DEFINITIONS: Final[Mapping[type[f.Finding], Definition]] = {
         closes_at=0.9,
         open_seconds=10.0,
         close_seconds=20.0,
-        severity=Severity.CRITICAL,
     ),
     f.SavesFailing: Definition(
         figure="saves that failed, the newest among them",
@@ -265,7 +150,6 @@ DEFINITIONS: Final[Mapping[type[f.Finding], Definition]] = {
         closes_at=1.0,
         open_seconds=0.0,
         close_seconds=0.0,
-        severity=Severity.CRITICAL,
     ),
     f.SavesRare: _over("time since the newest checkpoint, over the intended interval", 1.0, 1.0, (30.0, 0.0)),
     f.StorageSlow: _over("time that storage takes for a checkpoint, over what it may take", 1.0, 0.5, (10.0, 30.0)),
@@ -284,8 +168,3 @@ PRECEDENCE: Final[Mapping[str, int]] = {cls.kind: place for place, cls in enumer
 def definition_of(finding: f.Finding) -> Definition:
     """Return the definition of a finding's kind."""
     return DEFINITIONS[type(finding)]
-
-
-def severity_of(finding: f.Finding) -> Severity:
-    """Return the severity of a finding."""
-    return definition_of(finding).severity

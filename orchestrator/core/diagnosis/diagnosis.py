@@ -1,6 +1,6 @@
 """The diagnosis of one job: takes observations, opens and closes findings, and keeps the figures of open ones current. Begin here.
 
-``figures/`` computes figures from observations, ``rules/`` derives suspicions from figures, and ``definitions.py``
+``figures.py`` computes figures from observations, ``rules.py`` derives suspicions from figures, and ``definitions.py``
 defines when a suspicion is a finding: at which figure and after how long it opens, below which and after how long it
 closes. Pure; only observed time counts, as in ``heartbeat.py``: of a gap in which the observer did not run, at most
 ``LONGEST_TICK_SECONDS`` count.
@@ -8,28 +8,23 @@ closes. Pure; only observed time counts, as in ``heartbeat.py``: of a gap in whi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.core.diagnosis.definitions import (
-    AGAIN_FACTOR,
-    LONGEST_AGAIN_SECONDS,
-    MOST_FINDINGS,
-    PRECEDENCE,
-    definition_of,
-)
-from orchestrator.core.diagnosis.figures.windows import JobWindows
-from orchestrator.core.diagnosis.rules.gpu_rules import gpu_suspicions
-from orchestrator.core.diagnosis.rules.process_rules import process_suspicions
-from orchestrator.core.diagnosis.rules.rank_rules import job_suspicions, rank_suspicions
+from msgspec.structs import replace
+
+from orchestrator.core.diagnosis.definitions import PRECEDENCE, definition_of
+from orchestrator.core.diagnosis.figures import JobWindows
+from orchestrator.core.diagnosis.rules import gpu_suspicions, job_suspicions, process_suspicions, rank_suspicions
 from orchestrator.core.facts.findings import LoadUneven, key_of
+from orchestrator.core.thresholds import AGAIN_FACTOR, LONGEST_AGAIN_SECONDS, MOST_FINDINGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from orchestrator.core.diagnosis.figures.windows import JobFigures
+    from orchestrator.core.diagnosis.figures import JobFigures
     from orchestrator.core.diagnosis.observation import JobSeen
-    from orchestrator.core.diagnosis.rules.suspicion import Suspicion
+    from orchestrator.core.diagnosis.rules import Suspicion
     from orchestrator.core.facts.findings import Finding, FindingKey
 
 LONGEST_TICK_SECONDS: Final = 5.0

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
-from orchestrator.core.facts.gpus import GpuEcc, GpuLost
-from orchestrator.core.facts.memory import OomKill
+from msgspec.structs import replace
+
+from orchestrator.core.facts.gpus import PROGRAM_XIDS, GpuEcc, GpuLost, Xid
+from orchestrator.core.facts.memory import OomCount, OomKill
 from orchestrator.core.facts.rank_ends import (
     Backend,
     CollectiveTimeout,
@@ -278,3 +280,33 @@ def _uncaught(log_tail: Sequence[str]) -> Sequence[str]:
         if line and not line[0].isspace():
             return log_tail[number:] if len(log_tail) - number <= _ABORT_LINES else ()
     return ()
+
+
+_SIGKILL: Final = 9
+_CHILD_KILLED: Final = "killed by signal"
+"""The error of torch's DataLoader in the rank when one of its own processes was killed."""
+_GRAVEST: Final = (GpuLost.kind, GpuEcc.kind, "gpu_xid", OomKill.failure_code)
+
+
+def explaining(ended: Exit) -> RankEnd | None:
+    """Return the most severe fact that explains the end, with the rank filled in; None where none does."""
+    found = [fact for fact in ended.evidence if _explains(fact, ended)]
+    grave = min(found, key=lambda fact: _GRAVEST.index(fact.code), default=None)
+    return None if grave is None else replace(grave, rank=ended.rank)
+
+
+def _explains(fact: object, ended: Exit) -> TypeGuard[RankEnd]:
+    match fact:
+        case OomKill() | OomCount():
+            return ended.signal == _SIGKILL or _CHILD_KILLED in abort_words(ended)
+        case Xid(number=number) if number in PROGRAM_XIDS:
+            return False
+        case Xid() | GpuLost() | GpuEcc():
+            return ended.signal is not None or _speaks_of_gpu(ended)
+        case _:
+            return False
+
+
+def _speaks_of_gpu(ended: Exit) -> bool:
+    text = abort_words(ended)
+    return "CUDA" in text or "NCCL" in text or "cu" in ended.error_type.lower()

@@ -1,5 +1,5 @@
 """Typed facts: created by sensors, carried by events, kept by the store, returned by the API, matched by policies.
 
-No fact holds an English sentence of orch: ``core.sentences`` creates them for output. Begin with ``fact.py``; ``codec.py``
+A fact's class has its fields, its sentence and its advice; the fields hold no sentence of orch. Begin with ``fact.py``; ``codec.py``
 has the list of all of them.
 """

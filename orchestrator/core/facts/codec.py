@@ -1,4 +1,4 @@
-"""Converts facts to JSON-ready values and back: an object with the fact's ``kind`` and the fields without default values.
+"""Every class of facts by its kind, and the conversion of JSON-ready values to facts.
 
 A fact that cannot be read becomes an ``UnreadableFact``, so that its record opens.
 """
@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, fields
-from enum import Enum
-from types import NoneType
-from typing import TYPE_CHECKING, Any, Final, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.core.codec import use_form
-from orchestrator.core.conformance import misfits
+import msgspec
+
+from orchestrator.core.codec import RecordError, from_plain, use_form
 from orchestrator.core.facts import (
     findings,
     gangs,
@@ -26,7 +24,7 @@ from orchestrator.core.facts import (
     reasons,
     requesters,
 )
-from orchestrator.core.facts.fact import Fact, UnreadableFact
+from orchestrator.core.facts.fact import Fact, FactRecord, UnreadableFact
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -45,92 +43,42 @@ _MODULES: Final[tuple[ModuleType, ...]] = (
 )
 
 
-def _defined(module: ModuleType) -> Iterator[type[Fact]]:
+def _defined(module: ModuleType) -> Iterator[type[FactRecord]]:
+    """Return the module's facts; a base class has no tag of its own, and so is called by its name."""
     for value in vars(module).values():
-        if inspect.isclass(value) and issubclass(value, Fact) and value.__module__ == module.__name__ and value.kind:
+        own = inspect.isclass(value) and issubclass(value, FactRecord) and value.__module__ == module.__name__
+        if own and value.kind != value.__name__:
             yield value
 
 
-FACTS: Final[Mapping[str, type[Fact]]] = {UnreadableFact.kind: UnreadableFact} | {
+FACTS: Final[Mapping[str, type[FactRecord]]] = {UnreadableFact.kind: UnreadableFact} | {
     cls.kind: cls for module in _MODULES for cls in _defined(module)
 }
-"""Every fact class, by its kind. Base classes have none."""
+"""Every fact class, by its kind."""
 
 MAX_UNREADABLE: Final = 1024
 
 
-def fact_to_dict(fact: Fact) -> dict[str, Any]:
-    """Return the fact as JSON-ready values."""
-    plain: dict[str, Any] = {"kind": fact.kind}
-    for f in fields(fact):
-        value = getattr(fact, f.name)
-        if f.default is MISSING or value != f.default:
-            plain[f.name] = _plain(value)
-    return plain
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Fact):
-        return fact_to_dict(value)
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
-
-
 def fact_from(value: Any) -> Fact:
-    """Convert ``fact_to_dict``'s values."""
+    """Convert ``Fact.to_dict``'s values."""
     if isinstance(value, Fact):
         return value
     if not isinstance(value, Mapping):
         return UnreadableFact(text=str(value)[:MAX_UNREADABLE])
     cls = FACTS.get(str(value.get("kind")))
     try:
-        known = {f.name for f in fields(cls)} if cls is not None else set()
-        fact = None if cls is None else cls(**{k: _read(cls, k, v) for k, v in value.items() if k in known})
-    except (TypeError, ValueError):
-        fact = None
-    if fact is None or misfits(fact):
-        text = ", ".join(f"{name} {item}" for name, item in value.items() if isinstance(item, str | int | float))
-        return UnreadableFact(text=text[:MAX_UNREADABLE])
-    return fact
-
-
-def facts_from(values: Any) -> tuple[Fact, ...]:
-    """Return the facts of a list's JSON form."""
-    return tuple(fact_from(value) for value in values)
-
-
-def _read(cls: type[Fact], name: str, value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(_read(cls, name, item) for item in value)
-    if isinstance(value, Mapping):
-        return fact_from(value)
-    kind = _enums(cls).get(name)
-    return value if kind is None or value is None else kind(value)
-
-
-def _enums(cls: type[Fact]) -> Mapping[str, type[Enum]]:
-    """Return the fields that hold an enumeration."""
-    if cls.kind in _ENUMS:
-        return _ENUMS[cls.kind]
-    classes = {name: _without_none(hint) for name, hint in get_type_hints(cls).items()}
-    found = {name: hint for name, hint in classes.items() if inspect.isclass(hint) and issubclass(hint, Enum)}
-    _ENUMS[cls.kind] = found
-    return found
-
-
-_ENUMS: dict[str, Mapping[str, type[Enum]]] = {}
-
-
-def _without_none(hint: Any) -> Any:
-    """Return the class of an annotation ``X | None``; any other annotation as it is."""
-    parts = get_args(hint)
-    inner = [part for part in parts if part is not NoneType]
-    return inner[0] if len(inner) == 1 < len(parts) else hint
+        if cls is not None:
+            return from_plain(cls, value)
+    except RecordError:
+        pass
+    text = ", ".join(f"{name} {item}" for name, item in value.items() if isinstance(item, str | int | float))
+    return UnreadableFact(text=text[:MAX_UNREADABLE])
 
 
 def _stored_fact(value: Any) -> Fact:
-    """Convert a stored fact; a value that is no object stays, for ``conformance`` to replace."""
-    kept: Fact = fact_from(value) if isinstance(value, Mapping) else value
-    return kept
+    if not isinstance(value, Mapping):
+        raise msgspec.ValidationError("Expected a fact")
+    return fact_from(value)
 
 
-use_form(Fact, fact_to_dict, _stored_fact)
+use_form(Fact, Fact.to_dict, _stored_fact)

@@ -5,127 +5,140 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
-from orchestrator.core.facts.fact import Fact
+from orchestrator.core.codec import Integer, Number, Text
+from orchestrator.core.facts.fact import Fact, FactRecord
+from orchestrator.units import plural
+
+RAYLET_SILENT: Final = "its raylet does not answer; Ray has not declared it dead yet"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankUnreachable(Fact):
+class SaidElsewhere(FactRecord):
+    """Base of the notes that another program, or the checkpoint library, has put into words."""
+
+    said: Text
+
+    def sentence(self) -> str:
+        return self.said
+
+
+class RankUnreachable(FactRecord, tag="rank_unreachable"):
     """The actor of a rank does not answer."""
 
-    kind: ClassVar[str] = "rank_unreachable"
     failure_code: ClassVar[str] = "unreachable"
-    rank: int
-    said: str = ""
+    rank: Integer
+    said: Text = ""
+
+    def sentence(self) -> str:
+        return f"rank {self.rank} is out of reach: {self.said}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeUnreachable(Fact):
+class NodeUnreachable(FactRecord, tag="node_unreachable"):
     """The node of a rank does not answer, and Ray has not declared it dead yet."""
 
-    kind: ClassVar[str] = "node_unreachable"
     failure_code: ClassVar[str] = "unreachable"
-    rank: int
-    node: str = ""
+    rank: Integer
+    node: Text = ""
+
+    def sentence(self) -> str:
+        return f"the node of rank {self.rank}: {RAYLET_SILENT}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reachable(Fact):
+class Reachable(FactRecord, tag="reachable"):
     """A rank, or with None every rank's node, answers again."""
 
-    kind: ClassVar[str] = "reachable"
-    rank: int | None = None
+    rank: Integer | None = None
+
+    def sentence(self) -> str:
+        return "every rank's node answers again" if self.rank is None else f"rank {self.rank} is within reach again"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActorEnded(Fact):
+class ActorEnded(FactRecord, tag="actor_ended"):
     """The actor of a rank did not answer and was ended."""
 
-    kind: ClassVar[str] = "actor_ended"
-    rank: int
+    rank: Integer
+
+    def sentence(self) -> str:
+        return f"the actor of rank {self.rank} did not answer and was ended"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputsIncomplete(Fact):
+class OutputsIncomplete(SaidElsewhere, tag="outputs"):
     """Outputs that could not be copied home, and where they are."""
 
-    kind: ClassVar[str] = "outputs"
-    said: str
+    said: Text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartedCold(Fact):
+class StartedCold(FactRecord, tag="started_cold"):
     """A rank started in a fresh interpreter, which imports everything again: ``said`` is the fork server's reason for not forking one with the imports."""
 
-    kind: ClassVar[str] = "started_cold"
-    rank: int
-    said: str
+    rank: Integer
+    said: Text
+
+    def sentence(self) -> str:
+        return f"rank {self.rank} began in a fresh interpreter, which takes seconds longer: {self.said}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnusableRecord(Fact):
+class UnusableRecord(FactRecord, tag="unusable_record"):
     """The exit record of a rank is damaged and ignored."""
 
-    kind: ClassVar[str] = "unusable_record"
-    rank: int
-    said: str = ""
+    rank: Integer
+    said: Text = ""
+
+    def sentence(self) -> str:
+        return f"the exit record of rank {self.rank} is left out: {self.said}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnusableValues(Fact):
+class UnusableValues(FactRecord, tag="unusable_values"):
     """A rank reports values of the wrong type or range in these fields."""
 
-    kind: ClassVar[str] = "unusable_values"
     failure_code: ClassVar[str] = "unusable_report"
-    rank: int
-    fields: tuple[str, ...]
+    rank: Integer
+    fields: tuple[Text, ...]
+
+    def sentence(self) -> str:
+        fields = ", ".join(self.fields)
+        return f"rank {self.rank} reports values that cannot be used (wrong type, not finite, out of range): {fields}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnusableStatus(Fact):
+class UnusableStatus(FactRecord, tag="unusable_status"):
     """A report on a snapshot holds values of the wrong type or range in these fields."""
 
-    kind: ClassVar[str] = "unusable_status"
     failure_code: ClassVar[str] = "unusable_report"
-    fields: tuple[str, ...]
+    fields: tuple[Text, ...]
+
+    def sentence(self) -> str:
+        return f"the status of a snapshot is left out: unusable {', '.join(self.fields)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportLeftOut(Fact):
+class ReportLeftOut(FactRecord, tag="report_left_out"):
     """A part of an actor's report could not be processed."""
 
-    kind: ClassVar[str] = "report_left_out"
     failure_code: ClassVar[str] = "unusable_report"
-    rank: int
-    part: str
-    error_type: str
+    rank: Integer
+    part: Text
+    error_type: Text
+
+    def sentence(self) -> str:
+        return f"rank {self.rank}: {self.part} is left out: {self.error_type}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveFailed(Fact):
+class SaveFailed(SaidElsewhere, tag="save_failed"):
     """A checkpoint could not be saved."""
 
-    kind: ClassVar[str] = "save_failed"
-    said: str
+    said: Text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointQuarantined(Fact):
+class CheckpointQuarantined(SaidElsewhere, tag="quarantined"):
     """A checkpoint was found damaged and quarantined."""
 
-    kind: ClassVar[str] = "quarantined"
-    said: str
+    said: Text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointFileNote(Fact):
+class CheckpointFileNote(SaidElsewhere, tag="checkpoint_file"):
     """A note about a script's own checkpoint file; ``note_code`` is its kind."""
 
-    kind: ClassVar[str] = "checkpoint_file"
-    note_code: str
-    said: str
+    note_code: Text
 
     @property
     def code(self) -> str:
@@ -133,91 +146,101 @@ class CheckpointFileNote(Fact):
         return self.note_code
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveInterval(Fact):
+class SaveInterval(FactRecord, tag="interval"):
     """The chosen interval between the job's saves: every ``steps`` steps. ``said`` explains the choice."""
 
-    kind: ClassVar[str] = "interval"
-    steps: int
-    said: str
+    steps: Integer
+    said: Text
+
+    def sentence(self) -> str:
+        return f"checkpoint.interval auto: saves {self.said}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotMemory(Fact):
+class SnapshotMemory(FactRecord, tag="snapshot_memory"):
     """The snapshots of a rank take more memory than the job requests."""
 
-    kind: ClassVar[str] = "snapshot_memory"
-    snapshot_bytes: int
-    asked_bytes: int
+    snapshot_bytes: Integer
+    asked_bytes: Integer
+
+    def sentence(self) -> str:
+        return (
+            f"the snapshots of a rank take {self.snapshot_bytes / 1e9:.1f} GB of memory beside the script, and the job asks for"
+            f" {self.asked_bytes / 1e9:.1f} GB in all; ask for more with resources_per_worker.memory"
+        )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotsOff(Fact):
+class SnapshotsOff(SaidElsewhere, tag="snapshots_off"):
     """A rank takes no snapshots in memory."""
 
-    kind: ClassVar[str] = "snapshots_off"
     failure_code: ClassVar[str] = "snapshot_memory"
-    said: str
+    said: Text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StorageBacklog(Fact):
+class StorageBacklog(FactRecord, tag="storage_backlog"):
     """Training has waited for storage."""
 
-    kind: ClassVar[str] = "storage_backlog"
-    waited_seconds: float
-    saves: int
+    waited_seconds: Number
+    saves: Integer
+
+    def sentence(self) -> str:
+        return (
+            f"training has waited {self.waited_seconds:.1f} s for storage, in {plural(self.saves, 'save')}: each checkpoint that"
+            " the job asks for is written before a third one is begun; a longer checkpoint.interval, or interval: auto, waits less"
+        )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointsLeftOut(Fact):
+class CheckpointsLeftOut(FactRecord, tag="checkpoints_left_out"):
     """Checkpoints that are not on storage, the newest of them that of ``step``."""
 
-    kind: ClassVar[str] = "checkpoints_left_out"
-    checkpoints: int
-    step: int | None
+    checkpoints: Integer
+    step: Integer | None
+
+    def sentence(self) -> str:
+        count = f"{self.checkpoints} checkpoint{' is' if self.checkpoints == 1 else 's are'}"
+        return f"{count} not on storage, which failed while the job trained on; the newest of them is that of step {self.step}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordRepaired(Fact):
-    """The stored record held invalid values in these fields, which are left out."""
-
-    kind: ClassVar[str] = "record_repaired"
-    fields: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DroppedFact(Fact):
+class DroppedFact(FactRecord, tag="dropped_fact"):
     """An event was left out: it held invalid ``fields``, or could not be folded because of an ``error_type``."""
 
-    kind: ClassVar[str] = "dropped_fact"
-    event: str
-    fields: tuple[str, ...] = ()
-    error_type: str = ""
+    event: Text
+    fields: tuple[Text, ...] = ()
+    error_type: Text = ""
+
+    def sentence(self) -> str:
+        why = f"unusable {', '.join(self.fields)}" if self.fields else self.error_type
+        return f"a fact was left out: {self.event} ({why})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LastOfItsKind(Fact):
+class LastOfItsKind(FactRecord, tag="last_of_its_kind"):
     """The last note of its kind that is kept: after ``most``, more are left out."""
 
-    kind: ClassVar[str] = "last_of_its_kind"
     note: Fact
-    most: int
+    most: Integer
 
     @property
     def code(self) -> str:
         """Return the note's code."""
         return self.note.code
 
+    def sentence(self) -> str:
+        return f"{self.note.sentence()} (the last of {self.most} notes of this kind; more are left out)"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoliciesLeftOut(Fact):
+
+class PoliciesLeftOut(FactRecord, tag="policies_left_out"):
     """The job's log policies were not applied: ``pattern`` took longer than ``seconds``, or ``said`` is the error.
 
     Without ``pattern``, no processor was free for the search within ``seconds``.
     """
 
-    kind: ClassVar[str] = "policies_left_out"
-    pattern: str = ""
-    seconds: float | None = None
-    said: str = ""
+    pattern: Text = ""
+    seconds: Number | None = None
+    said: Text = ""
+
+    def sentence(self) -> str:
+        if self.seconds is not None and not self.pattern:
+            return f"the log policies were not searched for: no processor was free for that within {self.seconds:g} s"
+        if self.seconds is not None:
+            took = f"took longer than {self.seconds:g} s to search for and was left out: simplify it"
+            return f"the log policy {self.pattern!r} {took}"
+        return "the log policies could not be searched for" + (f": {self.said}" if self.said else "")

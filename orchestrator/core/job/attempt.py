@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import overload
 
-from orchestrator.core import events as ev  # noqa: TC001  # conformance.py reads the annotations when it runs
-from orchestrator.core.facts.fact import Fact  # noqa: TC001
-from orchestrator.core.states import AttemptState, StopPurpose  # noqa: TC001
+from orchestrator.core import events as ev
+from orchestrator.core.codec import Integer, Record, Time, from_plain, use_form
+from orchestrator.core.facts.fact import Fact
+from orchestrator.core.states import AttemptState, StopPurpose
 
 
 class Exits(Sequence["ev.Exit"]):
@@ -68,34 +68,35 @@ class Exits(Sequence["ev.Exit"]):
         return f"Exits({list(self)!r})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class Attempt(Record):
     """One attempt, current or past. ``ranks`` is its size: that of an elastic job may change between attempts.
 
     ``progressed``: it has saved a checkpoint that is newer than its first one.
     """
 
-    number: int
-    gang: int
+    number: Integer
+    gang: Integer
     state: AttemptState
-    started_at: float
-    running_at: float | None = None
-    ended_at: float | None = None
-    first_step_at: float | None = None
-    first_step: int | None = None
-    steps_lost: int = 0
-    start_step: int = 0
-    checkpoint_step: int = 0
+    started_at: Time
+    running_at: Time | None = None
+    ended_at: Time | None = None
+    first_step_at: Time | None = None
+    first_step: Integer | None = None
+    steps_lost: Integer = 0
+    start_step: Integer = 0
+    checkpoint_step: Integer = 0
     failure: ev.Failure | None = None
-    ranks: int = 0
+    ranks: Integer = 0
     progressed: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
+class Stop(Record):
     """A requested stop."""
 
     purpose: StopPurpose
     by: Fact
-    at: float
-    deadline: float
+    at: Time
+    deadline: Time
+
+
+use_form(Exits, tuple, lambda ends: Exits(from_plain(tuple[ev.Exit, ...], ends)))

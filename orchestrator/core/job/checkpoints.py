@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec.structs import replace
+
+from orchestrator.core.codec import Integer, Number, Record, Text, Time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
+class Saved(Record):
     """A complete checkpoint, perhaps only in the memory of a rank actor."""
 
-    step: int
-    at: float
+    step: Integer
+    at: Time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Durable:
+class Durable(Record):
     """A checkpoint on storage. ``digest`` is that of the newest file that the script wrote by itself; "" without one.
 
     ``every`` are the seconds since the one before it, which the same attempt wrote; None for the first.
     """
 
-    step: int
-    at: float
-    path: str
-    digest: str = ""
-    every: float | None = None
+    step: Integer
+    at: Time
+    path: Text
+    digest: Text = ""
+    every: Number | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoints:
+class Checkpoints(Record):
     """The newest checkpoint of a job, and the newest on storage, often the same. Raises ValueError for the second alone.
 
     ``step`` and ``at`` are those of the newest, the others of the newest on storage; steps are 0, times

@@ -6,8 +6,11 @@ A job may restart thousands of times, and its record is rewritten with every eve
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from orchestrator.core.codec import Integer, Number, Record, Time
 
 if TYPE_CHECKING:
     from orchestrator.core.job.attempt import Attempt
@@ -16,8 +19,7 @@ KEPT_ATTEMPTS: Final = 10
 """How many attempts a record lists, the current one included; `orch status JOB` shows as many."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Past:
+class Past(Record):
     """Counters over some attempts of a job, from its first one on. Times are seconds since the epoch.
 
     ``ordered_at`` is when the first attempt was ordered, ``running_at`` when all ranks of one were up for the first time.
@@ -25,16 +27,16 @@ class Past:
     from the failure to that step, all together; ``ran_seconds`` is how long all ranks were up.
     """
 
-    attempts: int = 0
-    first_ranks: int = 0
-    most_ranks: int = 0
-    ordered_at: float | None = None
-    running_at: float | None = None
-    first_step_at: float | None = None
-    steps_lost: int = 0
-    recoveries: int = 0
-    recovery_seconds: float = 0.0
-    ran_seconds: float = 0.0
+    attempts: Integer = 0
+    first_ranks: Integer = 0
+    most_ranks: Integer = 0
+    ordered_at: Time | None = None
+    running_at: Time | None = None
+    first_step_at: Time | None = None
+    steps_lost: Integer = 0
+    recoveries: Integer = 0
+    recovery_seconds: Number = 0.0
+    ran_seconds: Number = 0.0
 
     def add(self, attempt: Attempt, following: Attempt | None) -> Past:
         """Return the counters with the next attempt, and with the recovery from it by ``following``."""

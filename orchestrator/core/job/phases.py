@@ -7,39 +7,35 @@ phase's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
-from orchestrator.core.job.attempt import Exits
+from orchestrator.core import events as ev
+from orchestrator.core.codec import Integer, Record, Text, Time
+from orchestrator.core.job.attempt import Exits, Stop
 from orchestrator.core.states import AttemptState, JobState
 
 if TYPE_CHECKING:
-    from orchestrator.core import events as ev
     from orchestrator.core.events import Exit
-    from orchestrator.core.job.attempt import Stop
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Actors:
+class _Actors(Record, tag_field="kind"):
     """``nodes`` has an entry for each rank; ``seats`` are known when every actor has answered.
 
     ``pids`` are those of the attempt's processes by rank, empty until all are up, and None when no process is left.
     ``degraded``: a node does not answer.
     """
 
-    nodes: tuple[str, ...]
+    nodes: tuple[Text, ...]
     seats: tuple[ev.Seat, ...] = ()
-    pids: tuple[int, ...] | None = ()
+    pids: tuple[Integer, ...] | None = ()
     degraded: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Gang(_Actors):
     """The actors and GPUs that a job holds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LostGang(_Actors):
     """A gang that has lost an actor or a node: no attempt starts in it again."""
 
@@ -65,17 +61,15 @@ def hold_of(gang: Gang | LostGang | None) -> Hold:
     return Hold.ACTORS if gang.pids is None else Hold.PROCESSES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
+class Pending(Record, tag_field="phase"):
     """The job waits for a gang. ``failure``, here and below, is that of the last failed attempt."""
 
     state: ClassVar[JobState] = JobState.PENDING
-    not_before: float = 0.0
+    not_before: Time = 0.0
     failure: ev.Failure | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Suspended:
+class Suspended(Record, tag_field="phase"):
     """The job is paused: it holds nothing, and waits for a resume."""
 
     state: ClassVar[JobState] = JobState.SUSPENDED
@@ -85,8 +79,7 @@ class Suspended:
 NO_EXITS = Exits()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
+class Holding(Record, tag_field="phase"):
     """Common part of the current attempt's phases: its gang, None once released, and how its ranks ended so far.
 
     ``attempt_states`` are the possible states of the current attempt in the phase.
@@ -114,7 +107,6 @@ class Holding:
         return ended.stop_seen_at is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Starting(Holding):
     """The gang is placed, and its ranks are launched."""
 
@@ -122,7 +114,6 @@ class Starting(Holding):
     attempt_states: ClassVar[frozenset[AttemptState]] = frozenset({AttemptState.STARTING})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Running(Holding):
     """Every rank is up."""
 
@@ -130,16 +121,14 @@ class Running(Holding):
     attempt_states: ClassVar[frozenset[AttemptState]] = frozenset({AttemptState.RUNNING})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving(Holding):
     """Ranks have left after a request to stop that orch had not sent; the others have until ``deadline`` to follow."""
 
     state: ClassVar[JobState] = JobState.RUNNING
     attempt_states: ClassVar[frozenset[AttemptState]] = frozenset({AttemptState.RUNNING})
-    deadline: float
+    deadline: Time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Finishing(Holding):
     """Every rank ended with 0; the gang must be released. Raises ValueError for a gang with processes."""
 
@@ -154,7 +143,6 @@ class Finishing(Holding):
 _FAILED_ATTEMPT = frozenset({AttemptState.FAILED, AttemptState.PREEMPTED, AttemptState.LOST})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Restarting(Holding):
     """The attempt failed; the next one starts in the same gang, once the processes have ended, not before ``not_before``."""
 
@@ -162,20 +150,18 @@ class Restarting(Holding):
     attempt_states: ClassVar[frozenset[AttemptState]] = _FAILED_ATTEMPT
     gang: Gang
     failure: ev.Failure
-    not_before: float
+    not_before: Time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Replacing(Holding):
     """The attempt failed; once its gang is released the job is placed again, not before ``not_before``."""
 
     state: ClassVar[JobState] = JobState.RECOVERING
     attempt_states: ClassVar[frozenset[AttemptState]] = _FAILED_ATTEMPT
     failure: ev.Failure
-    not_before: float
+    not_before: Time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GivingUp(Holding):
     """The attempt failed and is not retried; once its gang is released the job has failed."""
 
@@ -184,7 +170,6 @@ class GivingUp(Holding):
     failure: ev.Failure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Draining(Holding):
     """Ranks have time to save; the stop's purpose determines what follows the gang's release."""
 
@@ -195,8 +180,7 @@ class Draining(Holding):
         return ended.stop_seen_at is not None and ended.ordered is None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Succeeded:
+class Succeeded(Record, tag_field="phase"):
     """Every rank ended with exit code 0."""
 
     state: ClassVar[JobState] = JobState.SUCCEEDED
@@ -204,17 +188,15 @@ class Succeeded:
     failure: ClassVar[None] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class Failed(Record, tag_field="phase"):
     """The end of a job that is not retried, or that never had an attempt and so may have no failure of one."""
 
     state: ClassVar[JobState] = JobState.FAILED
-    exit_code: int | None
+    exit_code: Integer | None
     failure: ev.Failure | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cancelled:
+class Cancelled(Record, tag_field="phase"):
     """The job ended at a user's request."""
 
     state: ClassVar[JobState] = JobState.CANCELLED

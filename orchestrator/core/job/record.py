@@ -6,11 +6,18 @@ need no knowledge of the phases: each has a value for every phase, empty where t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
+from orchestrator.core import events as ev
+from orchestrator.core.codec import Integer, Record, Text, Time
 from orchestrator.core.errors import BrokenRuleError
+from orchestrator.core.facts.fact import Fact
+from orchestrator.core.ids import JobId
+from orchestrator.core.job.attempt import Attempt, Exits, Stop
 from orchestrator.core.job.checkpoints import Checkpoints
 from orchestrator.core.job.past_attempts import Past
 from orchestrator.core.job.phases import (
@@ -21,6 +28,7 @@ from orchestrator.core.job.phases import (
     Holding,
     LostGang,
     Pending,
+    Phase,
     Replacing,
     Restarting,
 )
@@ -28,15 +36,10 @@ from orchestrator.core.states import AttemptState, JobState
 from orchestrator.spec.model import ElasticWorkers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from orchestrator.core import events as ev
     from orchestrator.core.events import Exit
-    from orchestrator.core.facts.fact import Fact
-    from orchestrator.core.ids import JobId
-    from orchestrator.core.job.attempt import Attempt, Exits, Stop
-    from orchestrator.core.job.phases import Phase
     from orchestrator.spec.model import JobSpec
+else:
+    JobSpec = Any  # stored.py converts it: it has a form of its own
 
 MAX_WORKERS = 10_000
 _NO_CHECKPOINTS = Checkpoints()
@@ -53,58 +56,55 @@ _size = lru_cache(1024)(Size)
 """Cached, because the scheduler reads sizes all the time and there are few different ones."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
-    """A user's request, and its origin; immutable. ``sequence`` is the job's place of arrival."""
+class Submission(Record):
+    """A user's request, and its origin; immutable. ``sequence`` is the job's place of arrival, ``spec_bytes`` what its job.yaml takes in the store."""
 
     id: JobId
-    sequence: int
-    name: str
+    sequence: Integer
+    name: Text
     spec: JobSpec
-    user: str
-    uid: int
-    submitted_at: float
-    idempotency_key: str
-    python: str
-    path: str
-    work_dir: str
-    snapshot: str
-    resume_from: str | None
-    rerun_of: str | None
+    user: Text
+    uid: Integer
+    submitted_at: Time
+    idempotency_key: Text
+    python: Text
+    path: Text
+    work_dir: Text
+    snapshot: Text
+    resume_from: Text | None
+    rerun_of: Text | None
     prerequisites: tuple[ev.Prerequisite, ...] = ()
     matrix: ev.MatrixCell | None = None
+    spec_bytes: Integer = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Record):
     """A job's whole record. ``version`` counts its events. Raises BrokenRuleError for a phase that its attempts contradict.
 
     ``attempts`` are the last ones, see ``past_attempts.KEPT_ATTEMPTS``; ``past`` counts those before them. Until
     ``fenced_until`` ranks of a lost gang may still run somewhere. ``max_duration`` counts from ``limit_since``: when all
     ranks were first up, by the present clock. ``later_attempt`` and ``later_gang`` are the highest numbers that were used
-    before the store was restored from an older copy. ``findings`` are those that are open. ``unusable``
-    (not stored) names what was replaced by defaults when the record was read.
+    before the store was restored from an older copy. ``findings`` are those that are open.
     """
 
     submission: Submission
-    version: int
-    priority: int
+    version: Integer
+    priority: Integer
     phase: Phase
-    state_since: float
+    state_since: Time
     reason: Fact
     attempts: tuple[Attempt, ...] = ()
-    past: Past = field(default_factory=Past)
-    restarts: Mapping[str, int] = field(default_factory=dict)
-    no_progress: int = 0
+    past: Past = msgspec.field(default_factory=Past)
+    restarts: Mapping[Text, Integer] = msgspec.field(default_factory=dict)
+    no_progress: Integer = 0
     checkpoints: Checkpoints = _NO_CHECKPOINTS
-    fenced_until: float = 0.0
-    limit_since: float | None = None
-    later_attempt: int = 0
-    later_gang: int = 0
+    fenced_until: Time = 0.0
+    limit_since: Time | None = None
+    later_attempt: Integer = 0
+    later_gang: Integer = 0
     notes: tuple[Fact, ...] = ()
     findings: tuple[Fact, ...] = ()
-    story: tuple[str, ...] = ()
-    unusable: tuple[str, ...] = ()
+    story: tuple[Text, ...] = ()
 
     def __post_init__(self) -> None:
         phase = self.phase

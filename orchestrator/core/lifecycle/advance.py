@@ -6,8 +6,9 @@ or none where nothing follows. The clock is an argument.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
 
 from orchestrator.core import events as ev
 from orchestrator.core.facts.gangs import MaxDuration, StartupTimeout

@@ -5,8 +5,9 @@ What has ended keeps the times of its own clock: recordings and logs of that tim
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from orchestrator.core.job.attempt import Exits
 from orchestrator.core.job.phases import Draining, Holding, Leaving, Pending, Replacing, Restarting

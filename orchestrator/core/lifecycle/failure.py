@@ -11,36 +11,117 @@ from __future__ import annotations
 
 import re
 import zlib
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
-from orchestrator.core.diagnosis.evidence import explaining
-from orchestrator.core.diagnosis.signatures import match_signature, uncaught_exception
+from msgspec.structs import replace
+
+from orchestrator.core.diagnosis.signatures import explaining, match_signature, uncaught_exception
 from orchestrator.core.events import Failure
 from orchestrator.core.facts.gangs import RecordRestored, StartupTimeout
 from orchestrator.core.facts.gpus import GpuFault
+from orchestrator.core.facts.memory import MemoryLimit, OomKill
 from orchestrator.core.facts.rank_ends import (
     ExitCode,
     FileLeftOut,
     LeftEarly,
     NoExitStatus,
+    PortTaken,
+    Problem,
     ProcessSignal,
     PythonException,
+    RepeatedCrash,
     RetryExitCode,
+    ScriptProblem,
     TerminatedFromOutside,
 )
 from orchestrator.core.facts.reasons import BudgetSpent, LogPolicyFails, NoNewCheckpoint
-from orchestrator.core.lifecycle.memory_failure import memory_cause
-from orchestrator.core.lifecycle.port_failure import with_port
-from orchestrator.core.lifecycle.repeated_crash import repeated
-from orchestrator.core.states import FailureClass, StopScope
+from orchestrator.core.states import FailureClass, OutOf, StopScope
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from orchestrator.core.events import Exit
     from orchestrator.core.facts.fact import Fact
+    from orchestrator.core.facts.rank_ends import RankEnd
     from orchestrator.core.job.record import Job
+
+_SIGKILL = 9
+_CHILD_KILLED = re.compile(r"killed by signal: Killed")
+"""The error of torch's DataLoader in the rank when one of its own processes was killed."""
+
+
+def memory_cause(job: Job, ended: Exit) -> MemoryLimit | OomKill | None:
+    """Return the cause, when memory explains the end; None when it does not.
+
+    A process of the rank may have been killed for memory long before the rank ended for another reason.
+    """
+    memory = ended.memory
+    if memory is None or memory.killed is None:
+        return None
+    if ended.signal != _SIGKILL and not _CHILD_KILLED.search(ended.error_message):
+        return None
+    asked = job.spec.resources.resources_per_worker.memory_bytes
+    if memory.killed is OutOf.LIMIT:
+        limit = memory.used_bytes if memory.limit_bytes is None else memory.limit_bytes
+        return MemoryLimit(rank=ended.rank, used_bytes=memory.used_bytes, limit_bytes=limit, asked_bytes=asked)
+    return OomKill(rank=ended.rank, used_bytes=memory.used_bytes, asked_bytes=asked)
+
+
+def with_port(ended: Exit, failure_class: FailureClass, cause: RankEnd) -> tuple[FailureClass, RankEnd]:
+    """Return class and cause with what is known of the port; any other cause as it is.
+
+    Class USER, without a restart, where the error names a port that does not follow from MASTER_PORT and a process listens there after
+    the rank has ended. A port that orch chose is another one in the next attempt, and one at which no process listens (connections
+    that end, an error without the port) may be free by then.
+    """
+    if not isinstance(cause, ScriptProblem) or cause.problem is not Problem.PORT_IN_USE:
+        return failure_class, cause
+    taken = next((fact for fact in ended.evidence if isinstance(fact, PortTaken)), None)
+    if taken is None:
+        return failure_class, cause
+    lasting = taken.listening and not taken.chosen_by_orch
+    return FailureClass.USER if lasting else failure_class, replace(taken, rank=ended.rank, said=cause.said)
+
+
+OWN_SIGNALS: Final = frozenset({4, 6, 7, 8, 11})
+"""SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: caused by the program. SIGKILL and SIGTERM come from outside."""
+
+
+def repeated(job: Job, failure: Failure) -> Failure:
+    """Return the failure as the script's, where the previous attempt failed in the same way at the same step; else unchanged."""
+    mark = _mark(failure.cause)
+    if mark is None or failure.failure_class is not FailureClass.INFRA:
+        return failure
+    times = 2 if failure.step is None and mark[1] is not Problem.PORT_IN_USE else 1
+    before = [attempt.failure for attempt in job.attempts[-1 - times : -1]]
+    same = [
+        (one.step, one.rank, _mark(one.cause)) == (failure.step, failure.rank, mark)
+        for one in before
+        if one is not None
+    ]
+    if len(same) < times or not all(same):
+        return failure
+    cause = RepeatedCrash(rank=failure.rank, crash=failure.cause, step=failure.step)
+    return replace(failure, failure_class=FailureClass.USER, cause=cause)
+
+
+def _mark(cause: Fact) -> tuple[str, object] | None:
+    """Return what makes two crashes the same; None for those that are no evidence about the program."""
+    match cause:
+        case RepeatedCrash(crash=crash):
+            return _mark(crash)
+        case TerminatedFromOutside():
+            return None
+        case ProcessSignal(signal=number):
+            return (cause.kind, number) if number in OWN_SIGNALS else None
+        case ScriptProblem(problem=problem):
+            return cause.kind, problem
+        case PortTaken():
+            return ScriptProblem.kind, Problem.PORT_IN_USE
+        case _:
+            return None
+
 
 # Time that a collateral error waits for the end that caused it: an ending process closes its connections before it is
 # gone, by more than 0.25 s on a busy machine.

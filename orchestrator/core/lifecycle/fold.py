@@ -7,13 +7,17 @@ the actors again): a repeated fold changes nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import singledispatch
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from orchestrator.core import events as ev
+from orchestrator.core.diagnosis.definitions import definition_of
 from orchestrator.core.errors import BrokenRuleError, CoreError
 from orchestrator.core.facts import reasons, requesters
+from orchestrator.core.facts.findings import Finding, key_of
 from orchestrator.core.facts.gangs import RecordRestored
 from orchestrator.core.job.attempt import Attempt, Stop
 from orchestrator.core.job.past_attempts import shorten
@@ -28,6 +32,7 @@ from orchestrator.core.job.phases import (
     Leaving,
     LostGang,
     Pending,
+    Replacing,
     Restarting,
     Running,
     Starting,
@@ -37,13 +42,79 @@ from orchestrator.core.job.phases import (
 from orchestrator.core.job.record import Job, Submission
 from orchestrator.core.lifecycle.checkpoint_fold import checkpoint_saved
 from orchestrator.core.lifecycle.clock_fold import clock_stepped
-from orchestrator.core.lifecycle.finding_fold import finding_closed, finding_opened, without_ended
-from orchestrator.core.lifecycle.following_phases import gang_changed, leaving, losing, recovering, replacing
 from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose, check_transition
+from orchestrator.core.thresholds import MOST_FINDINGS
 
 if TYPE_CHECKING:
     from orchestrator.core.facts.fact import Fact
-    from orchestrator.core.job.phases import Ended, Phase
+    from orchestrator.core.job.phases import Ended, HoldingPhase, Phase, Recovering
+
+
+def gang_changed(phase: HoldingPhase, **changes: Any) -> HoldingPhase:
+    """Return the phase with these changes to its gang, if it has one."""
+    if isinstance(phase, Restarting):
+        return replace(phase, gang=replace(phase.gang, **changes))
+    return phase if phase.gang is None else replace(phase, gang=replace(phase.gang, **changes))
+
+
+def losing(phase: HoldingPhase, gang: Gang | LostGang, fenced_until: float) -> Phase:
+    """Return the phase once a part of its gang is lost; a job on a fenced node is not placed before ``fenced_until``."""
+    lost = LostGang(nodes=gang.nodes, seats=gang.seats, pids=gang.pids, degraded=gang.degraded)
+    if isinstance(phase, Restarting | Replacing):
+        return replacing(phase, lost, max(phase.not_before, fenced_until))
+    return replace(phase, gang=lost)
+
+
+def replacing(phase: Restarting | Replacing, gang: Gang | LostGang | None, not_before: float) -> Replacing:
+    """Return the phase in which the job waits for another gang, after this one is released."""
+    return Replacing(gang=gang, exits=phase.exits, failure=phase.failure, not_before=not_before)
+
+
+def recovering(phase: Starting | Running | Leaving, event: ev.AttemptFailed, fenced_until: float) -> Recovering:
+    """Return the phase after an attempt that failed."""
+    gang, exits, failure = phase.gang, phase.exits, event.failure
+    not_before = max(event.not_before, fenced_until)
+    if not event.retry:
+        return GivingUp(gang=gang, exits=exits, failure=failure)
+    if event.keep_gang and isinstance(gang, Gang):
+        return Restarting(gang=gang, exits=exits, failure=failure, not_before=not_before)
+    return Replacing(gang=gang, exits=exits, failure=failure, not_before=not_before)
+
+
+def leaving(phase: Running, deadline: float) -> Leaving:
+    """Return the phase in which the ranks that still run are asked to stop."""
+    return Leaving(gang=phase.gang, exits=phase.exits, failure=phase.failure, deadline=deadline)
+
+
+def finding_opened(event: ev.FindingOpened, job: Job) -> Job:
+    """Add an open finding, if its attempt is the current one and it is not open yet."""
+    finding = event.finding
+    if not isinstance(finding, Finding) or event.attempt != job.attempt_number or len(job.findings) >= MOST_FINDINGS:
+        return job
+    known = {key_of(one) for one in job.findings if isinstance(one, Finding)}
+    return job if key_of(finding) in known else replace(job, findings=(*job.findings, finding))
+
+
+def finding_closed(event: ev.FindingClosed, job: Job) -> Job:
+    """Remove a finding."""
+    if not isinstance(event.finding, Finding):
+        return job
+    closed = key_of(event.finding)
+    left = tuple(one for one in job.findings if not (isinstance(one, Finding) and key_of(one) == closed))
+    return replace(job, findings=left) if len(left) < len(job.findings) else job
+
+
+def without_ended(before: Job, after: Job) -> Job:
+    """Return the record after an event, without the findings that ended with it."""
+    if not after.findings:
+        return after
+    if after.state.is_terminal:
+        return replace(after, findings=())
+    if before.attempt_number == after.attempt_number and (after.attempt_live or not before.attempt_live):
+        return after
+    kept = tuple(one for one in after.findings if isinstance(one, Finding) and definition_of(one).outlives)
+    return replace(after, findings=kept) if len(kept) < len(after.findings) else after
+
 
 STORY_LENGTH = 12
 
@@ -76,6 +147,7 @@ def submitted(event: ev.JobSubmitted, sequence: int) -> Job:
         rerun_of=event.rerun_of,
         prerequisites=event.prerequisites,
         matrix=event.matrix,
+        spec_bytes=event.spec_bytes,
     )
     return Job(
         submission=submission,

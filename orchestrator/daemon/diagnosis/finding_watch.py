@@ -16,7 +16,6 @@ from orchestrator import clock
 from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.diagnosis import Diagnosis
 from orchestrator.core.facts.findings import Finding
-from orchestrator.core.sentences import sentence
 from orchestrator.daemon.diagnosis.observing import job_seen
 from orchestrator.daemon.metrics.metering import save_interval
 
@@ -148,7 +147,7 @@ class FindingWatch:
             ev.FindingOpened(job_id=job.id, at=wall, attempt=attempt, finding=finding) for finding in changes.opened
         ]
         for finding in changes.opened:
-            self._log.warning("job.finding", job=job.id, attempt=attempt, finding=finding.kind, said=sentence(finding))
+            self._log.warning("job.finding", job=job.id, attempt=attempt, finding=finding.kind, said=finding.sentence())
         if events:
             self._post(events)
 

@@ -6,8 +6,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.diagnosis.heartbeat import TRAINING_PHASES
-from orchestrator.core.diagnosis.observation import GpuSeen, JobSeen, RankSeen, RestartsSeen
-from orchestrator.core.diagnosis.pace import APART
+from orchestrator.core.diagnosis.observation import APART, GpuSeen, JobSeen, RankSeen, RestartsSeen
 from orchestrator.core.facts.gpus import GpuEcc, GpuLost, Xid
 from orchestrator.core.states import FailureClass, JobState
 from orchestrator.daemon.diagnosis.saves_seen import saves_seen

@@ -7,9 +7,7 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
-from orchestrator.core.facts.codec import fact_to_dict
 from orchestrator.core.facts.gpus import GpuState
-from orchestrator.core.sentences import sentence
 from orchestrator.daemon.gpus.conditions import gpu_conditions
 from orchestrator.gpu.balance.view import GpuOwner, GpuRow, gpu_row
 from orchestrator.gpu.sampler import Health
@@ -80,7 +78,7 @@ class GpuTable:
 def _row(
     gpu: NodeGpu, node: str, report: ExporterReport | None, condition: GpuCondition, holders: Sequence[GpuOwner]
 ) -> GpuRow:
-    lost, cause = condition.state is GpuState.LOST, None if condition.cause is None else sentence(condition.cause)
+    lost, cause = condition.state is GpuState.LOST, None if condition.cause is None else condition.cause.sentence()
     if report is None or lost:
         row = GpuRow(
             gpu_uuid=gpu.uuid,
@@ -98,5 +96,5 @@ def _row(
     else:
         status, problem = report.status, cause or report.status.error
         row = gpu_row(status.info, node, status.sample, health=status.health, problem=problem, holders=tuple(holders))
-    causes = tuple(map(fact_to_dict, condition.causes))
+    causes = tuple(each.to_dict() for each in condition.causes)
     return replace(row, condition=condition.state.value, causes=causes)

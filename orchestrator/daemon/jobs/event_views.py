@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 from orchestrator.api import views as v
 from orchestrator.core import events as ev
 from orchestrator.core.events import FirstStep
-from orchestrator.core.facts.codec import fact_to_dict
 from orchestrator.core.facts.gangs import RecordRestored
 from orchestrator.core.facts.reasons import StopOrdered
-from orchestrator.core.sentences import advice, failure_advice, failure_sentence, sentence
-from orchestrator.core.stored.job_record import event_body
+from orchestrator.core.stored import event_body
 from orchestrator.units import plural
 
 if TYPE_CHECKING:
@@ -29,6 +27,9 @@ def event_view(stored: StoredEvent) -> v.EventView:
     """Return one line of a job's history."""
     event = stored.event
     body = event_body(event) | _sentences_about(event)
+    if isinstance(event, ev.RankExited):
+        end = body.pop("exit")
+        body |= {"ended_at": end.pop("at"), **end}
     if event.kind == "job_submitted":
         shown = ("name", "user", "python", "work_dir", "resume_from", "rerun_of", "left_out", "git", "prerequisites")
         body = {name: body[name] for name in shown}
@@ -52,21 +53,21 @@ def _sentences_about(event: ev.Event) -> dict[str, Any]:
             | ev.JobRequeued(reason=fact)
             | ev.JobFinished(reason=fact)
         ):
-            return {"reason": sentence(fact), "fact": fact_to_dict(fact)}
+            return {"reason": fact.sentence(), "fact": fact.to_dict()}
         case ev.StopRequested(by=fact) | ev.JobSuspended(by=fact) | ev.GangAbandoned(by=fact):
-            return {"by": sentence(fact), "fact": fact_to_dict(fact)}
+            return {"by": fact.sentence(), "fact": fact.to_dict()}
         case ev.JobNoted(note=note):
-            todo = advice(note, event.job_id)
-            message = sentence(note) + (f"; {todo}" if todo else "")
-            return {"code": note.code, "message": message, "note": fact_to_dict(note)}
+            todo = note.advice(event.job_id)
+            message = note.sentence() + (f"; {todo}" if todo else "")
+            return {"code": note.code, "message": message, "note": note.to_dict()}
         case ev.FindingOpened(finding=found) | ev.FindingClosed(finding=found):
-            todo = advice(found, event.job_id)
-            return {"code": found.code, "sentence": sentence(found), "advice": todo, "finding": fact_to_dict(found)}
+            todo = found.advice(event.job_id)
+            return {"code": found.code, "sentence": found.sentence(), "advice": todo, "finding": found.to_dict()}
         case ev.AttemptFailed(failure=failure):
             described = {
                 "code": failure.code,
-                "sentence": failure_sentence(failure),
-                "advice": failure_advice(failure, event.job_id),
+                "sentence": failure.sentence(),
+                "advice": failure.advice(event.job_id),
             }
             return {"failure": event_body(event)["failure"] | described}
         case _:
@@ -124,7 +125,7 @@ def _megabytes(size_bytes: int) -> str:
 
 def _summary(event: ev.Event, body: dict[str, Any]) -> str:
     if isinstance(event, ev.StopRequested):
-        return sentence(StopOrdered(purpose=event.purpose, by=event.by))  # the words of the job's reason
+        return StopOrdered(purpose=event.purpose, by=event.by).sentence()  # the words of the job's reason
     match event.kind:
         case "job_submitted":
             left_out = body["left_out"]
@@ -167,7 +168,7 @@ def _summary(event: ev.Event, body: dict[str, Any]) -> str:
         case "clock_stepped":
             return f"the daemon's clock moved by {body['seconds']:+.1f} s, and all that is due with it"
         case "later_attempts_found":
-            return sentence(RecordRestored(attempt=body["attempt"] or None))
+            return RecordRestored(attempt=body["attempt"] or None).sentence()
         case "finding_opened":
             return f"found: {body['sentence']}" + (f"; {body['advice']}" if body["advice"] else "")
         case "finding_closed":

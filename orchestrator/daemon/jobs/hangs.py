@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator import clock
 from orchestrator.core import events as ev
-from orchestrator.core.diagnosis.health import Call, Circumstances, Standing, judge, standing
-from orchestrator.core.diagnosis.heartbeat import TICK_SECONDS, Beat, Heartbeat
+from orchestrator.core.diagnosis.health import Call, Circumstances, Standing, gathering, judge, standing
+from orchestrator.core.diagnosis.heartbeat import TICK_SECONDS, Beat, Heartbeat, SilentRanks
 from orchestrator.core.diagnosis.observation import StallSeen
-from orchestrator.core.diagnosis.rendezvous import gathering
-from orchestrator.core.diagnosis.silent_ranks import SilentRanks
 from orchestrator.core.facts.hangs import Hang, Lateness, Sign
 from orchestrator.core.lifecycle.advance import declare_hung
 from orchestrator.core.states import FailureClass, JobState

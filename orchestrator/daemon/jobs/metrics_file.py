@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from orchestrator.core.diagnosis.pace import Pace
+    from orchestrator.core.diagnosis.observation import Pace
 
 TAIL_BYTES: Final = 64 * 1024  # holds several of the longest lines
 RECENT_BYTES: Final = 1024 * 1024

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from orchestrator import clock
 from orchestrator.checkpoint.errors import NOT_FAILING, failure_cause
 from orchestrator.core import events as ev
-from orchestrator.core.diagnosis.pace import Pace, paces
+from orchestrator.core.diagnosis.observation import Pace, paces
 from orchestrator.core.facts import notes as n
 from orchestrator.daemon.jobs import metrics_file
 from orchestrator.gpu.drivers.simulated import is_simulated

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
-    from orchestrator.core.estimates.time_left import TimeLeft
+    from orchestrator.core.estimates import TimeLeft
     from orchestrator.core.events import Event
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job

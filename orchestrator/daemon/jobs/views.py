@@ -8,13 +8,19 @@ from typing import TYPE_CHECKING, Any, Final
 from orchestrator.api import views as v
 from orchestrator.api.matrix_views import MatrixCellView
 from orchestrator.core.diagnosis.definitions import PRECEDENCE
-from orchestrator.core.diagnosis.rendezvous import GATHERING
-from orchestrator.core.facts.codec import fact_to_dict
-from orchestrator.core.facts.findings import Finding, NoStep, RankAtBreakpoint, RankStopped, key_of
+from orchestrator.core.diagnosis.health import GATHERING
+from orchestrator.core.facts.findings import (
+    Finding,
+    NoStep,
+    RankAtBreakpoint,
+    RankStopped,
+    finding_to_dict,
+    key_of,
+    linked,
+    unmeasured_to_dict,
+)
 from orchestrator.core.facts.reasons import is_pruned
 from orchestrator.core.job.past_attempts import recovery_seconds
-from orchestrator.core.sentences import failure_advice, failure_sentence, sentence
-from orchestrator.core.sentences.findings import finding_to_dict, linked, unmeasured_to_dict
 from orchestrator.core.states import JobState
 from orchestrator.daemon.jobs.progress import no_real_gpu
 from orchestrator.spec.job import to_dict
@@ -23,9 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from orchestrator.core.diagnosis.health import RankLook
-    from orchestrator.core.diagnosis.observation import StallSeen
-    from orchestrator.core.diagnosis.pace import Pace
-    from orchestrator.core.estimates.time_left import TimeLeft
+    from orchestrator.core.diagnosis.observation import Pace, StallSeen
+    from orchestrator.core.estimates import TimeLeft
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.job.attempt import Attempt
     from orchestrator.core.job.record import Job
@@ -63,8 +68,8 @@ def job_view(
         queue=job.spec.queue,
         priority=job.priority,
         state=job.state.value,
-        reason=sentence(reason),
-        fact=fact_to_dict(reason),
+        reason=reason.sentence(),
+        fact=reason.to_dict(),
         reason_code=_reason_code(job),
         submitted_at=job.submission.submitted_at,
         started_at=job.started_at,
@@ -131,8 +136,8 @@ def _attempt(attempt: Attempt) -> v.AttemptView:
         running_at=attempt.running_at,
         ended_at=attempt.ended_at,
         failure_class=failure.failure_class.value if failure else None,
-        reason=failure_sentence(failure) if failure else "",
-        fact=fact_to_dict(failure.cause) if failure else None,
+        reason=failure.sentence() if failure else "",
+        fact=failure.cause.to_dict() if failure else None,
     )
 
 
@@ -172,7 +177,7 @@ def _stall(stall: StallSeen | None) -> str:
     """Return the present activity of a job that makes no step; empty where it makes steps, or does not report them."""
     if stall is None or not (stall.late.by_steps or stall.seen.sign in GATHERING):
         return ""
-    return f"{sentence(stall.late)}; {sentence(stall.seen)}"
+    return f"{stall.late.sentence()}; {stall.seen.sentence()}"
 
 
 def _progress(job: Job, progress: JobProgress | None, left: TimeLeft | None, *, still: bool) -> v.ProgressView | None:
@@ -219,13 +224,13 @@ def _failure(job: Job) -> v.FailureView | None:
         return None
     return v.FailureView(
         failure_class=failure.failure_class.value,
-        sentence=failure_sentence(failure),
+        sentence=failure.sentence(),
         code=failure.code,
-        fact=fact_to_dict(failure.cause),
-        refusal=fact_to_dict(failure.refusal) if failure.refusal else None,
+        fact=failure.cause.to_dict(),
+        refusal=failure.refusal.to_dict() if failure.refusal else None,
         rank=failure.rank,
         log_tail=failure.log_tail,
-        advice=failure_advice(failure, job.id),
+        advice=failure.advice(job.id),
     )
 
 

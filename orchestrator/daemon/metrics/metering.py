@@ -11,10 +11,11 @@ import shutil
 import socket
 import time
 from collections import Counter, deque
-from dataclasses import replace
 from datetime import timedelta
 from statistics import median
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from orchestrator import __version__, catalogue, clock
 from orchestrator.core import events as ev

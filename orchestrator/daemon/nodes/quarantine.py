@@ -64,7 +64,8 @@ class _Held:
         kept = recent or self.avoided or self.cordoned_by or self.labels or coming
         if not (kept or now - self.forgiven_at < FORGOTTEN_SECONDS):
             return None
-        return to_plain(replace(self, strikes=recent, reservations=coming))
+        body: dict[str, Any] = to_plain(replace(self, strikes=recent, reservations=coming))
+        return body
 
 
 class NodeQuarantine:
@@ -238,4 +239,4 @@ class NodeQuarantine:
 
 
 def _held_from(body: Mapping[str, Any]) -> _Held:
-    return from_plain(_Held, body)[0]
+    return from_plain(_Held, body)

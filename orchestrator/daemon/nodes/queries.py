@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.api import views as v
-from orchestrator.core.facts.codec import fact_to_dict
 from orchestrator.core.facts.gpus import GpuState
 from orchestrator.core.facts.nodes import Closure
+from orchestrator.core.facts.notes import RAYLET_SILENT
 from orchestrator.core.scheduler.durations import RunTimes
 from orchestrator.core.scheduler.placement import closure_of
 from orchestrator.core.scheduler.reservations import nodes_at
 from orchestrator.core.scheduler.resources import left_on
-from orchestrator.core.sentences import sentence
-from orchestrator.core.sentences.jobs import RAYLET_SILENT
 from orchestrator.daemon.gpus.conditions import known_conditions
 
 if TYPE_CHECKING:
@@ -120,7 +118,7 @@ def node_view(
         name=node.name,
         state=node_state(node, jobs),
         reason=_reason(node, report),
-        fact=fact_to_dict(node.quarantined) if node.quarantined else None,
+        fact=node.quarantined.to_dict() if node.quarantined else None,
         cpus_total=node.cpus,
         cpus_free=max(0.0, free.cpus) if free else 0.0,
         gpus_total=node.gpus,
@@ -144,9 +142,9 @@ def _health(condition: GpuCondition | None) -> dict[str, Any]:
         return {"healthy": True}
     return {
         "healthy": False,
-        "problem": sentence(cause),
+        "problem": cause.sentence(),
         "condition": condition.state.value,
-        "causes": tuple(map(fact_to_dict, condition.causes)),
+        "causes": tuple(each.to_dict() for each in condition.causes),
     }
 
 
@@ -169,7 +167,7 @@ def _reason(node: Node, report: NodeReport | None) -> str:
     if not node.reachable:
         return RAYLET_SILENT
     if node.quarantined and not node.cordoned:
-        return f"{sentence(node.quarantined)}; its health is checked before jobs start here again, `orch nodes uncordon` ends the quarantine now"
+        return f"{node.quarantined.sentence()}; its health is checked before jobs start here again, `orch nodes uncordon` ends the quarantine now"
     return " ".join(report.problems)
 
 

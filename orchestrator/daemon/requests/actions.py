@@ -10,7 +10,6 @@ from orchestrator.api.service import Verb
 from orchestrator.core import events as ev
 from orchestrator.core.facts.requesters import ByHold, ByUser
 from orchestrator.core.lifecycle.advance import FORCE_SECONDS, request_force, request_resume, request_stop
-from orchestrator.core.sentences import sentence
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.jobs.secrets import read_secrets
 from orchestrator.daemon.requests.submissions import disk_error
@@ -104,7 +103,7 @@ class JobActions:
 
         await self._loop.command(make)
         after = await self._reader.record(job.id)
-        message = sentence(after.reason)
+        message = after.reason.sentence()
         if any(isinstance(event, ev.GangAbandoned) for event in made):
             nodes = ", ".join(sorted({self._loop.nodes[n].name if n in self._loop.nodes else n for n in job.nodes}))
             message = (
@@ -121,7 +120,7 @@ class JobActions:
 
     async def _acted(self, job_id: JobId) -> v.ActionReply:
         job = await self._reader.record(job_id)
-        return v.ActionReply(job_id=job_id, state=job.state.value, message=sentence(job.reason))
+        return v.ActionReply(job_id=job_id, state=job.state.value, message=job.reason.sentence())
 
     async def _hold(self, job: Job, request: ActionRequest, caller: Caller) -> v.ActionReply:
         def make() -> Sequence[ev.Event]:

@@ -11,7 +11,6 @@ from orchestrator.core.scheduler.placement import capacity, place
 from orchestrator.core.scheduler.reservations import closed_to, nodes_at
 from orchestrator.core.scheduler.resources import free_on
 from orchestrator.core.scheduler.scheduler import reserved_for, shares_of, waiting_order
-from orchestrator.core.sentences import sentence
 from orchestrator.core.states import JobState
 from orchestrator.units import plural
 
@@ -25,10 +24,10 @@ def placement(asked: Job, state: State, now: float) -> dict[str, Any]:
     nodes = state.nodes
     blocked = hindrance(asked, state.jobs, state.ended)
     if blocked is not None:
-        return {"starts": "later", "reason": sentence(blocked), "num_workers": asked.num_workers}
+        return {"starts": "later", "reason": blocked.sentence(), "num_workers": asked.num_workers}
     held = check([asked], (), state.jobs, state.ended, now).waiting.get(asked.id)
     if held is not None:
-        return {"starts": "later", "reason": sentence(held), "num_workers": asked.num_workers}
+        return {"starts": "later", "reason": held.sentence(), "num_workers": asked.num_workers}
     if asked.state is JobState.SUSPENDED:
         return {"starts": "later", "reason": "held until `orch release`", "num_workers": asked.num_workers}
     order = waiting_order(replace(state, jobs={**state.jobs, asked.id: asked}), now)
@@ -36,7 +35,7 @@ def placement(asked: Job, state: State, now: float) -> dict[str, Any]:
     shares = shares_of(state, now)
     limit = shares.hindrance(asked)
     if limit is not None:
-        return {"starts": "later", "reason": sentence(limit), "num_workers": asked.num_workers}
+        return {"starts": "later", "reason": limit.sentence(), "num_workers": asked.num_workers}
     worker = asked.spec.resources.resources_per_worker
     nodes = nodes_at(nodes, now, state.past.run_times)
     kept = reserved_for(asked, nodes, closed_to(asked, nodes))
@@ -49,7 +48,7 @@ def placement(asked: Job, state: State, now: float) -> dict[str, Any]:
     common = {"num_workers": ranks, "ahead": tuple(j.id for j in ahead)}
     if placed is None:
         reason = f"behind {plural(len(ahead), 'queued job')}" if ahead else "its GPUs and CPUs are in use"
-        reason = "; ".join(map(sentence, kept)) if kept and not ahead else reason
+        reason = "; ".join(each.sentence() for each in kept) if kept and not ahead else reason
         return {"starts": "later", "reason": reason, **common}
     seats = tuple(
         v.SeatPlan(rank=rank, node=nodes[node].name, gpus=worker.gpu, cpus=worker.cpu)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from orchestrator.api import views as v
     from orchestrator.api.service import Caller, JobFilter, LogQuery
     from orchestrator.core.diagnosis.observation import StallSeen
-    from orchestrator.core.estimates.time_left import TimeLeft
+    from orchestrator.core.estimates import TimeLeft
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.facts.findings import Finding
     from orchestrator.core.ids import JobId

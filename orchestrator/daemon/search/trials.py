@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec import structs
+
 from orchestrator.api.service import Caller
 from orchestrator.core.facts.reasons import is_pruned
 from orchestrator.core.states import JobState
@@ -56,7 +58,7 @@ async def prepare_trial(
     event = await prepare_rerun(
         base, spec, caller, settings, secrets, None, files=files, at=loop.now(), under_way=under_way
     )
-    return replace(event, matrix=cell, rerun_of=None)
+    return structs.replace(event, matrix=cell, rerun_of=None)
 
 
 MOST_FAILURES: Final = 3

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from orchestrator.api.errors import RefusedError, invalid_spec
 from orchestrator.checkpoint.storage.pins import pin
 from orchestrator.core.events import JobSubmitted
@@ -17,6 +19,7 @@ from orchestrator.core.ids import JobId, job_id
 from orchestrator.core.lifecycle.fold import submitted
 from orchestrator.core.scheduler.placement import could_ever_fit, missing_nodes, needs_home
 from orchestrator.core.scheduler.resources import rank_size
+from orchestrator.core.stored import spec_bytes
 from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.daemon.jobs.secrets import write_secrets
 from orchestrator.daemon.submitting.checking import Checked
@@ -162,6 +165,7 @@ def _event(
         git=git,
         prerequisites=prerequisites,
         matrix=matrix,
+        spec_bytes=spec_bytes(checked.spec),
     )
 
 
@@ -218,7 +222,7 @@ async def prepare(
     who = _Who(user=caller.user, uid=caller.uid, path=path, key=_key(request.idempotency_key, checked.cell))
     work = str(paths.work(new_id))
     event = _event(checked, who, work, taken.digest, new_id, resume_from, at, left_out=taken.left_out, git=request.git)
-    return replace(event, prerequisites=prerequisites, matrix=checked.cell)
+    return structs.replace(event, prerequisites=prerequisites, matrix=checked.cell)
 
 
 def _new_id(spec: JobSpec, under_way: UnderWay) -> str:
@@ -371,4 +375,4 @@ async def prepare_rerun(
     work = str(settings.paths.work(new_id))
     digest = job.submission.snapshot
     event = _event(checked, who, work, digest, new_id, resume_from, at, rerun_of=job.id, prerequisites=prerequisites)
-    return replace(event, matrix=job.submission.matrix if in_matrix else None)
+    return structs.replace(event, matrix=job.submission.matrix if in_matrix else None)

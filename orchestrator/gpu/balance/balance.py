@@ -18,6 +18,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.core import thresholds as d
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 WINDOW_SECONDS: Final = 60.0
 SETTLED_SECONDS: Final = 10.0
 """A job that has run for less than this has no balance: its ranks do not all start at once."""
-IDLE_UTILIZATION: Final = 0.05
+IDLE_UTILIZATION: Final = d.COMPARABLE_UTILIZATION
 
 
 class Quantity(enum.StrEnum):
@@ -46,7 +48,7 @@ class Band(enum.StrEnum):
     POOR = "poor"
 
 
-BANDS: Final = ((0.05, Band.EXCELLENT), (0.10, Band.GOOD), (0.20, Band.FAIR))
+BANDS: Final = ((d.CV_EXCELLENT, Band.EXCELLENT), (d.CV_GOOD, Band.GOOD), (d.CV_FAIR, Band.FAIR))
 """(coefficient of variation below which the band holds, band); above them all it is poor."""
 
 ADVICE: Final = {

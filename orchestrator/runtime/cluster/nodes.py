@@ -353,8 +353,6 @@ def _read(path: Path | None) -> tuple[dict[str, Sighting], int]:
         return {}, 0
     try:
         stored: Any = json.loads(path.read_text())
-        return {node_id: from_plain(Sighting, seen)[0] for node_id, seen in stored["nodes"].items()}, int(
-            stored["round"]
-        )
+        return {node_id: from_plain(Sighting, seen) for node_id, seen in stored["nodes"].items()}, int(stored["round"])
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecordError):
         return {}, 0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from orchestrator import clock
 from orchestrator.checkpoint.errors import NOT_FAILING, failure_cause
 from orchestrator.checkpoint.format import layout
+from orchestrator.core import codec
 from orchestrator.core import events as ev
 from orchestrator.core.conformance import repaired
 from orchestrator.core.diagnosis.signatures import missing_file
@@ -68,7 +70,7 @@ def repaired_progress(snapshot: ProgressSnapshot) -> ProgressSnapshot:
 def repaired_event(event: RankEvent) -> RankEvent:
     """Return the event with defaults for invalid values in it and in its end."""
     end = event.exit
-    return repaired(replace(event, exit=repaired(end)[0]) if isinstance(end, ev.Exit) else event)[0]
+    return repaired(replace(event, exit=codec.repaired(end)) if isinstance(end, ev.Exit) else event)[0]
 
 
 def exited(job_id: JobId, attempt: int, rank: int, event: RankEvent, work_dir: str = "", *, at: float) -> ev.RankExited:

@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from msgspec import structs
+
 from orchestrator import clock
 from orchestrator.checkpoint.errors import NOT_FAILING
 from orchestrator.core import events as ev
@@ -216,7 +218,7 @@ class EventRelay:
             self._log.exception("gang.no_gpu_evidence", rank=rank)
             return events
         return [
-            replace(e, exit=replace(e.exit, evidence=(*e.exit.evidence, *found))) if e.exit and found else e
+            replace(e, exit=structs.replace(e.exit, evidence=(*e.exit.evidence, *found))) if e.exit and found else e
             for e in events
         ]
 

@@ -17,9 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.core.diagnosis.health import TIMER, Frame, RankLook, Thread, Wait
+from orchestrator.core.diagnosis.health import TIMER, Frame, RankLook, Thread, Wait, in_set_up
 from orchestrator.core.diagnosis.observation import ProcessSeen
-from orchestrator.core.diagnosis.rendezvous import in_set_up
 from orchestrator.gpu.proc import Sleep, in_process_group, sleeps_in
 from orchestrator.parts import install_line
 

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec import structs
+
 from orchestrator.core.events import Exit  # noqa: TC001  # conformance.py reads the annotations
+from orchestrator.core.facts.fact import FactRecord
 from orchestrator.runtime.forkserver.masking import Masker
 
 if TYPE_CHECKING:
@@ -128,7 +131,7 @@ def masked_event(event: RankEvent, masker: Masker) -> RankEvent:
     end = event.exit
     if not masker or end is None:
         return event
-    masked = replace(
+    masked = structs.replace(
         end,
         error_type=masker.text(end.error_type),
         error_message=masker.text(end.error_message),
@@ -141,8 +144,10 @@ def masked_event(event: RankEvent, masker: Masker) -> RankEvent:
 
 def _masked_fact(fact: Fact, masker: Masker) -> Fact:
     """Mask secrets in what the fact quotes."""
-    texts = {f.name: value for f in fields(fact) if isinstance(value := getattr(fact, f.name), str)}
-    return replace(fact, **{name: masker.text(value) for name, value in texts.items() if type(value) is str})
+    if not isinstance(fact, FactRecord):
+        return fact
+    texts = {name: getattr(fact, name) for name in fact.__struct_fields__}
+    return structs.replace(fact, **{n: masker.text(text) for n, text in texts.items() if type(text) is str})
 
 
 def masked_progress(snapshot: ProgressSnapshot, masker: Masker) -> ProgressSnapshot:

@@ -11,10 +11,11 @@ import signal
 import sys
 import time
 import traceback
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from orchestrator.core.events import Exit
 from orchestrator.runtime.forkserver import holder

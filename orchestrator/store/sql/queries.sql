@@ -132,7 +132,7 @@ SELECT sequence, id, version, record FROM jobs WHERE sequence > ? ORDER BY seque
 
 -- name: archives
 -- Every job's archive, as its record has it; NULL where the record is damaged.
-SELECT id, CASE WHEN json_valid(record) THEN json_extract(record, '$.snapshot') END FROM jobs;
+SELECT id, CASE WHEN json_valid(record) THEN json_extract(record, '$.submission.snapshot') END FROM jobs;
 
 -- name: all_jobs
 -- Every row, for verification.

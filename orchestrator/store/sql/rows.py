@@ -11,7 +11,7 @@ from orchestrator.core.errors import UnknownEventError
 from orchestrator.core.ids import JobId
 from orchestrator.core.lifecycle.fold import fold, submitted
 from orchestrator.core.notices import Notice
-from orchestrator.core.stored.job_record import event_body, event_from, job_from_text, job_to_dict
+from orchestrator.core.stored import event_body, event_from, job_from_dict, job_to_dict
 from orchestrator.spec.paths import is_job_id
 from orchestrator.store.errors import UnreadableRecordError
 from orchestrator.store.port import StoredEvent, StoredNotice
@@ -70,8 +70,7 @@ def job_row(job: Job) -> dict[str, Any]:
 def job_of(record: str, job_id: str) -> Job:
     """Return the job of a row's ``record``. Raises UnreadableRecordError; also where it is another job's, or its id names no directory."""
     try:
-        _refuse_damaged(record)
-        job = job_from_text(record)
+        job = job_from_dict(_loads(record))
     except Exception as error:  # an invalid record can raise any error
         raise UnreadableRecordError(job_id, f"{type(error).__name__}: {error}") from error
     if job.id != job_id or not is_job_id(job_id):
@@ -115,19 +114,19 @@ def event_of(job_id: JobId, row: tuple[int, str, float, str, str]) -> StoredEven
     """Return the event of a row of ``events_of``. Raises UnreadableRecordError; UnknownEventError for a newer version's event."""
     number, kind, at, cause, body = row
     try:
-        _refuse_damaged(body)
-        return StoredEvent(number, event_from(kind, json.loads(body), job_id=job_id, at=at, cause=cause))
+        return StoredEvent(number, event_from(kind, _loads(body), job_id=job_id, at=at, cause=cause))
     except UnknownEventError:
         raise
     except Exception as error:  # an invalid body can raise any error
         raise UnreadableRecordError(job_id, f"event {number}: {type(error).__name__}: {error}") from error
 
 
-def _refuse_damaged(text: str) -> None:
-    if not text.isascii():  # ``_dumps`` writes nothing else
-        raise ValueError("it has bytes that are not ASCII")
-
-
 def _dumps(value: Any) -> str:
     # ASCII only: a log line may hold half of a surrogate pair, which UTF-8 cannot.
-    return json.dumps(value, separators=(",", ":"))
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _loads(text: str) -> Any:
+    if not text.isascii():  # ``_dumps`` writes nothing else
+        raise ValueError("it has bytes that are not ASCII")
+    return json.loads(text)

@@ -15,8 +15,7 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from orchestrator.durable_files import sync_directory, sync_tree
-from orchestrator.store.errors import StoreTooNewError, StoreUnreadableError
-from orchestrator.store.sql.sqlite_errors import is_refused_by_disk
+from orchestrator.store.errors import StoreTooNewError, StoreUnreadableError, is_refused_by_disk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

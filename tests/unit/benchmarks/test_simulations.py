@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import policy_quality, queue_depth, simulate_scale
-from orchestrator.core.simulation.trace import TraceJob
+from orchestrator.core.simulation import TraceJob
 
 
 def test_a_trace_and_decisions_are_timed() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from orchestrator.core import events as ev
 from orchestrator.core.cluster import Node
@@ -12,10 +13,10 @@ from orchestrator.core.facts import gangs, gpus, memory, rank_ends
 from orchestrator.core.facts.codec import fact_from
 from orchestrator.core.facts.requesters import ByUser
 from orchestrator.core.ids import JobId
-from orchestrator.core.job.record import Job
+from orchestrator.core.job.phases import LostGang
+from orchestrator.core.job.record import Job, Submission
 from orchestrator.core.lifecycle.fold import Change, change_of, fold, submitted
 from orchestrator.core.states import FailureClass, JobState, StopPurpose
-from orchestrator.core.stored.stored_job import job_of, record_of
 from orchestrator.spec.job import JobSpec, ResourcesSpec, WorkerResources
 
 if TYPE_CHECKING:
@@ -234,6 +235,17 @@ def nodes(*found: Node) -> dict[str, Node]:
     return {n.id: n for n in found}
 
 
+_SUBMITTED = frozenset(Submission.__struct_fields__)
+_HELD = frozenset({"nodes", "seats", "pids", "degraded"})
+
+
 def changed(job: Job, **fields: Any) -> Job:
-    """Return the record with stored fields set, for values that would take many events to reach."""
-    return job_of(dataclasses.replace(record_of(job), **fields))
+    """Return the record with fields of it, its submission, its phase or its gang set, for values that would take many events to reach."""
+    phase = {name: fields.pop(name) for name in list(fields) if name in job.phase.__struct_fields__}
+    held = {name: fields.pop(name) for name in list(fields) if name in _HELD}
+    if fields.pop("gang_lost", False):
+        phase["gang"] = LostGang(nodes=job.nodes, seats=job.seats)
+    if held:
+        phase["gang"] = replace(job.held, **held)  # type: ignore[type-var]  # it has one
+    sent = {name: fields.pop(name) for name in list(fields) if name in _SUBMITTED}
+    return replace(job, submission=replace(job.submission, **sent), phase=replace(job.phase, **phase), **fields)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import types
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
@@ -13,7 +12,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.errors import CoreError
 from orchestrator.core.facts import findings
 from orchestrator.core.facts.codec import FACTS as FACTS_BY_KIND
-from orchestrator.core.facts.fact import Fact
+from orchestrator.core.facts.fact import Fact, FactRecord
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.states import EndOrder, FailureClass, JobState, StopPurpose, StopScope
 from tests.unit.core.builders import ID, T0, make_spec, pending, submission
@@ -54,10 +53,10 @@ def _value_of(hint: Any) -> st.SearchStrategy[Any]:
     return known[hint]
 
 
-def fact_of(cls: type[Fact]) -> st.SearchStrategy[Fact]:
+def fact_of(cls: type[FactRecord]) -> st.SearchStrategy[Fact]:
     """Return a strategy for any fact of a class."""
     hints = get_type_hints(cls)
-    return st.builds(cls, **{f.name: _value_of(hints[f.name]) for f in dataclasses.fields(cls)})
+    return st.builds(cls, **{name: _value_of(hints[name]) for name in cls.__struct_fields__})
 
 
 known_facts: st.SearchStrategy[Fact] = st.deferred(

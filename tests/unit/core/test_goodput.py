@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +14,7 @@ from orchestrator.core.facts.codec import fact_from
 from orchestrator.core.goodput import MAX_MARKS, GoodputLedger, Phase
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.states import StopPurpose
+from tests.support.records import replace
 from tests.unit.core.builders import ID, T0, failed, make_spec, pending, seats, started, stop
 from tests.unit.core.strategies import FACTS
 
@@ -186,7 +186,7 @@ def test_reports_of_an_attempt_that_is_over_change_nothing() -> None:
     life.fail(5)
     before = life.phases(6)
     life.ledger.progress(ID, attempt=1, step=99, at=T0 + 6)
-    life.ledger.progress(dataclasses.replace(life.job).id, attempt=7, step=99, at=T0 + 6)
+    life.ledger.progress(replace(life.job).id, attempt=7, step=99, at=T0 + 6)
     assert life.phases(6) == before
 
 
@@ -255,9 +255,9 @@ def test_phases_add_up_and_never_shrink_whatever_happens(data: st.DataObject) ->
             )
         if isinstance(kind, type) or kind == "next":
             event = started(job, at=now) if kind == "next" else data.draw(FACTS[kind])  # type: ignore[index]
-            event = dataclasses.replace(event, at=now)
+            event = replace(event, at=now)
             if isinstance(event, ev.AttemptFailed):
-                event = dataclasses.replace(event, failed_at=now)
+                event = replace(event, failed_at=now)
             try:
                 job = fold(job, event)
             except CoreError:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.api.curve_views import ChartView, CurveQuery, CurvesView
-from orchestrator.core.diagnosis.pace import Pace
+from orchestrator.core.diagnosis.observation import Pace
 from orchestrator.core.ids import JobId
 from orchestrator.daemon.curve_records import extent, read_part, readings_of, reported_at, sampled_at
 from orchestrator.daemon.curves import MOST_BYTES, Curves, Grid, chart, gpu_history, job_curves

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +11,7 @@ from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.estimates import Ended, Estimated, EstimateRecord, Estimates, quality
 from orchestrator.daemon.jobs import metrics_file
 from orchestrator.train.script.progress import ProgressSnapshot
+from tests.support.records import replace
 from tests.unit.core.builders import T0, after, finished, gone, released, running, stop
 
 if TYPE_CHECKING:

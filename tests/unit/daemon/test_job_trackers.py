@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,7 @@ from orchestrator.daemon.job_trackers import JobTrackers
 from orchestrator.daemon.jobs.secrets import write_secrets
 from orchestrator.spec.job import JobSpec, parse_job
 from orchestrator.spec.paths import Paths
+from tests.support.records import replace
 from tests.support.stack import PATIENCE_SECONDS
 
 SPEC = parse_job(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from orchestrator.spec.model import AutoWorkers, ElasticWorkers, WorkerAdvice
 from orchestrator.spec.queues import parse_queues
 from orchestrator.spec.settings import Settings
 from orchestrator.store.memory import MemoryStore
+from tests.support.records import replace
 from tests.unit.core.builders import (
     T0,
     chain,

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from orchestrator.core import events as ev
 from orchestrator.core.facts.codec import fact_from
 from orchestrator.core.lifecycle.fold import change_of
-from orchestrator.core.sentences import sentence
 from orchestrator.core.states import JobState
 from tests.unit.core.builders import T0, checkpoint, exited, finished, make_spec, released, started, submission
 
@@ -68,7 +67,7 @@ async def cancel(store: Store, job: Job, *, at: float = T0 + 30) -> Job:
 
 def notes_of(job: Job) -> tuple[str, ...]:
     """Return the job's notes as sentences."""
-    return tuple(map(sentence, job.notes))
+    return tuple(each.sentence() for each in job.notes)
 
 
 def note(job: Job, message: str, *, at: float = T0 + 40) -> ev.JobNoted:

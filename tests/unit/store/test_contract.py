@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,6 +26,7 @@ from orchestrator.store.errors import (
 )
 from orchestrator.store.paging import PAGE_EVENTS, every_event
 from orchestrator.store.port import FinishedCount, JobFilter, StoredPlace, StoredQueueChange
+from tests.support.records import replace
 from tests.unit.core.builders import (
     ID,
     T0,

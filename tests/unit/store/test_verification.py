@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         ("UPDATE jobs SET ended_at = 1.0 WHERE id = 'digits-abc234'", "in ended_at"),
         ("UPDATE jobs SET record = json_set(record, '$.priority', 99)", "in record.priority"),
         ("UPDATE jobs SET record = json_set(record, '$.color', 'red')", "record.color"),
-        ("UPDATE jobs SET record = json_remove(record, '$.nodes')", "in record.nodes"),
+        ("UPDATE jobs SET record = json_remove(record, '$.phase')", "in record.phase"),
         ("UPDATE jobs SET record = 'nonsense'", "its events or its record cannot be read"),
         ("DELETE FROM events WHERE number = 1", "its events do not begin with a submission"),
         ("DELETE FROM events WHERE number = 2", "attempt_running"),

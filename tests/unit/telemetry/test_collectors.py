@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -21,6 +19,7 @@ from orchestrator.telemetry.annotations import AnnotationKind, mark_of
 from orchestrator.telemetry.collectors import LINGER_SECONDS, MAX_JOBS, MAX_METRICS, registry, render
 from orchestrator.telemetry.histogram import Histogram
 from orchestrator.telemetry.metrics_view import DaemonFacts, Disk, JobSeries, Snapshot
+from tests.support.records import replace
 from tests.support.work import calls
 from tests.unit.core.builders import failure
 
@@ -320,7 +319,7 @@ def test_names_that_scripts_report_stay_in_their_label(accept: str) -> None:
     """A name is a label's value: it can neither end it nor begin a line of its own."""
     names = ['a"} 1\nup{x="', "back\\slash", "{}", "\U0001f600", "a=1,b", "# HELP x", ""]
     metrics = {name: math.inf if number % 2 else math.nan for number, name in enumerate(names)}
-    job = dataclasses.replace(full_job(), metrics=metrics)
+    job = replace(full_job(), metrics=metrics)
     page, _ = render(registry(lambda: Snapshot(at=NOW, daemon=DAEMON, series=[job])), accept)
     parse = parse_openmetrics if accept else text_string_to_metric_families
     families = list(parse(page.decode()))

@@ -10,7 +10,7 @@ from orchestrator.analysis.simulation.comparison import compare, parse_nodes, pa
 from orchestrator.analysis.simulation.plots import write_picture
 from orchestrator.analysis.simulation.reading import TraceError, read_trace
 from orchestrator.analysis.simulation.synthetic import FAMILIES, synthetic_trace, write_trace
-from orchestrator.core.simulation.trace import TraceJob
+from orchestrator.core.simulation import TraceJob
 
 if TYPE_CHECKING:
     from pathlib import Path

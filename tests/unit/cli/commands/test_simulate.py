@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from orchestrator.cli.commands.simulate import trace_of
-from orchestrator.core.simulation.trace import TraceJob
+from orchestrator.core.simulation import TraceJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
 from benchmarks.insight.traces import JobModel, Opened, diagnose
-from orchestrator.core.diagnosis.definitions import DEFINITIONS, MOST_FINDINGS, PRECEDENCE
+from orchestrator.core.diagnosis.definitions import DEFINITIONS, PRECEDENCE
 from orchestrator.core.diagnosis.diagnosis import Changes, Diagnosis, worst
 from orchestrator.core.diagnosis.observation import GpuSeen, JobSeen, RankSeen, RestartsSeen, SavesSeen, StallSeen
 from orchestrator.core.facts import findings as f
@@ -17,7 +16,8 @@ from orchestrator.core.facts.codec import FACTS
 from orchestrator.core.facts.gpus import GpuLost, Xid
 from orchestrator.core.facts.hangs import Lateness, Sign, Stillness
 from orchestrator.core.facts.rank_ends import ExitCode
-from orchestrator.core.sentences import sentence
+from orchestrator.core.thresholds import MOST_FINDINGS
+from tests.support.records import replace
 
 FAULT_AT = 60.0
 
@@ -56,7 +56,7 @@ def test_an_open_finding_has_the_figures_of_the_newest_observation_and_no_event_
     (newest,) = diagnosis.findings
     assert isinstance(newest, f.RestartLoop)
     assert (newest.total, newest.since) == (2000, opened.since)
-    assert sentence(newest).startswith("2000 restarts, the newest 9 in 8s, the last because rank 0")
+    assert newest.sentence().startswith("2000 restarts, the newest 9 in 8s, the last because rank 0")
     assert look(6.0, 1) == Changes(closed=(newest,)), "figures below the threshold do not show it"
     assert Diagnosis(0.0, [newest]).observe(JobSeen(), 2.0, 2.0).closed == (newest,)
 

@@ -20,7 +20,7 @@ def table() -> str:
     for cls, one in DEFINITIONS.items():
         opens = f"{one.opens_at:g} or more, {one.open_seconds:g} s"
         closes = f"below {one.closes_at:g}, {one.close_seconds:g} s"
-        rows.append(f"| [{cls.kind}](#{cls.kind}) | {one.severity} | {one.figure} | {opens} | {closes} |")
+        rows.append(f"| [{cls.kind}](#{cls.kind}) | {cls.severity} | {one.figure} | {opens} | {closes} |")
     return "\n".join(rows) + "\n"
 
 

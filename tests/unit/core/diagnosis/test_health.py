@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +18,7 @@ from orchestrator.core.diagnosis.health import (
     judge,
     standing,
 )
-from orchestrator.core.sentences import sentence
+from tests.support.records import replace
 
 TORCH = "/venv/site-packages/torch"
 MINE = Frame("step", "/work/train.py", 12)
@@ -101,7 +99,7 @@ def test_a_collective_is_told_by_the_frames_of_torch_at_the_top() -> None:
 def test_a_stopped_rank_is_hung_whatever_the_others_do() -> None:
     verdict = judge({0: pair(look(0), cpu=1.0), 1: pair(look(1, state="T"))}, range(2), how())
     assert (verdict.call, verdict.rank) == (Call.HUNG, 1)
-    assert "SIGSTOP" in sentence(verdict.seen)
+    assert "SIGSTOP" in verdict.seen.sentence()
 
 
 def test_a_lock_under_others_that_wait_in_a_collective_is_a_deadlock_and_is_named() -> None:
@@ -109,8 +107,8 @@ def test_a_lock_under_others_that_wait_in_a_collective_is_a_deadlock_and_is_name
         pairs = {0: pair(look(0, others)), 1: pair(look(1, LOCK)), 2: pair(look(2, others))}
         verdict = judge(pairs, range(3), how())
         assert (verdict.call, verdict.rank) == (Call.HUNG, 1)
-        assert "pull (/work/data.py:7)" in sentence(verdict.seen)
-        assert collective_of(others) in sentence(verdict.seen)
+        assert "pull (/work/data.py:7)" in verdict.seen.sentence()
+        assert collective_of(others) in verdict.seen.sentence()
 
 
 def test_on_gpus_and_across_machines_only_a_lock_of_python_s_own_is_proof_at_once() -> None:
@@ -128,7 +126,7 @@ def test_ranks_in_different_collectives_wait_for_each_other() -> None:
     pairs = {0: pair(look(0, ALL_REDUCE)), 1: pair(look(1, BROADCAST)), 2: pair(look(2, ALL_REDUCE))}
     verdict = judge(pairs, range(3), how())
     assert (verdict.call, verdict.rank) == (Call.HUNG, 1)
-    assert "broadcast while others wait in all_reduce" in sentence(verdict.seen)
+    assert "broadcast while others wait in all_reduce" in verdict.seen.sentence()
 
 
 def test_where_a_collective_may_be_at_work_unseen_only_time_makes_it_hung() -> None:
@@ -169,7 +167,7 @@ def test_whoever_may_go_on_makes_the_job_slow_however_long_it_lasts(
 ) -> None:
     verdict = judge({0: worker, 1: pair(look(1, ALL_REDUCE))}, range(2), how(1e6))
     assert (verdict.call, verdict.rank) == (Call.SLOW, 0)
-    assert words in sentence(verdict.seen)
+    assert words in verdict.seen.sentence()
 
 
 def test_a_rank_that_could_not_be_looked_at_may_be_at_work() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core.diagnosis.pace import paces
+from orchestrator.core.diagnosis.observation import paces
 
 
 def test_measured_parts_come_before_processor_time_and_only_where_every_rank_has_them() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from orchestrator.core.diagnosis.quarantine import (
@@ -25,6 +23,7 @@ from orchestrator.core.facts.rank_ends import PythonException
 from orchestrator.core.ids import JobId
 from orchestrator.core.scheduler.resources import free_on
 from orchestrator.core.states import FailureClass
+from tests.support.records import replace
 from tests.unit.core.builders import T0, after, cause, changed, exited, failed, failure, node, nodes, running
 
 BAD = fact_from("bad")
@@ -88,7 +87,7 @@ def test_the_last_place_is_never_avoided() -> None:
 
 
 def test_nothing_is_placed_on_an_avoided_node() -> None:
-    held = dataclasses.replace(node("a"), quarantined="3 failures began here")
+    held = replace(node("a"), quarantined="3 failures began here")
     assert set(free_on([held, node("b")], [])) == {"b"}
 
 
@@ -101,9 +100,9 @@ def test_a_node_that_fails_its_checks_is_looked_at_less_and_less_often() -> None
 def blamed_gpu(fact: GpuFault, **seat: tuple[str, ...]) -> str:
     """Return the GPU that is struck by a failure of rank 1 with this cause."""
     job = running(nodes=("a", "a"))
-    seats = (job.seats[0], dataclasses.replace(job.seats[1], **seat))
+    seats = (job.seats[0], replace(job.seats[1], **seat))
     job = changed(job, seats=seats)
-    event = failed(job, failure=dataclasses.replace(failure(rank=1), cause=fact))
+    event = failed(job, failure=replace(failure(rank=1), cause=fact))
     found = strike_of(after(job, event), event)
     assert found is not None
     return found.gpu_uuid
@@ -121,5 +120,5 @@ def test_the_gpu_that_the_hardware_names_is_struck_however_long_the_words_beside
 def test_a_script_that_names_a_gpu_in_its_words_strikes_none() -> None:
     job = running(nodes=("a", "a"))
     said = PythonException(rank=0, error_type="RuntimeError", said="GPU-0 GPU is lost")
-    event = failed(job, failure=dataclasses.replace(failure(rank=0), cause=said))
+    event = failed(job, failure=replace(failure(rank=0), cause=said))
     assert strike_of(after(job, event), event) is None

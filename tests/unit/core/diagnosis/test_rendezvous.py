@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.core.diagnosis.diagnosis import Diagnosis
-from orchestrator.core.diagnosis.health import Frame, RankLook, Thread
+from orchestrator.core.diagnosis.health import Frame, RankLook, Thread, gathering
 from orchestrator.core.diagnosis.observation import JobSeen, StallSeen
-from orchestrator.core.diagnosis.rendezvous import gathering
 from orchestrator.core.facts.hangs import Lateness, Sign, Stillness
-from orchestrator.core.sentences import advice, sentence
 
 C10D = "/venv/site-packages/torch/distributed/distributed_c10d.py"
 WAITING = (Frame("_new_process_group_helper", C10D, 2169), Frame("init_process_group", C10D, 1899))
@@ -76,10 +74,10 @@ def test_it_is_told_before_any_step_is_made(seen: Stillness, kind: str, after: f
         opened += [(2.0 * tick, one) for one in diagnosis.observe(JobSeen(stall=stall), 2.0 * tick, 0.0).opened]
     ((at, finding),) = opened
     assert (at, finding.kind, finding.rank) == (after, kind, seen.rank)
-    assert sentence(finding) == f"no sign of life for {after:.0f} s; {said}"
-    assert advice(finding, "digits-abc234")
+    assert finding.sentence() == f"no sign of life for {after:.0f} s; {said}"
+    assert finding.advice("digits-abc234")
 
 
 def test_a_rank_that_sleeps_is_said_to_sleep() -> None:
     seen = Stillness(rank=3, sign=Sign.OUTSIDE, place="pull (data.py:7)", waits="timer")
-    assert sentence(seen) == "rank 3 sleeps, in pull (data.py:7)"
+    assert seen.sentence() == "rank 3 sleeps, in pull (data.py:7)"

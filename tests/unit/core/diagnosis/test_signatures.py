@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import os
 import socket
@@ -20,8 +19,8 @@ from orchestrator.core.events import Exit
 from orchestrator.core.facts.gpus import Xid
 from orchestrator.core.facts.memory import KernelMessage, OomCount, OomKill
 from orchestrator.core.lifecycle.failure import ClassifiedFailure, classify
-from orchestrator.core.sentences import failure_advice, failure_sentence
 from orchestrator.core.states import FailureClass
+from tests.support.records import replace
 from tests.unit.core.builders import T0, after, exited, make_spec, pending, running
 
 if TYPE_CHECKING:
@@ -126,9 +125,9 @@ def test_an_error_of_the_real_library_is_recognised(
     fields = raised(function)
     failure = told(**fields)
     assert (failure.code, failure.failure_class) == (code, failure_class), fields
-    assert failure_sentence(failure).startswith("rank 0: ")
-    assert "\n" not in failure_sentence(failure)
-    assert failure_advice(failure, "job")
+    assert failure.sentence().startswith("rank 0: ")
+    assert "\n" not in failure.sentence()
+    assert failure.advice("job")
 
 
 def test_a_broken_file_is_told_from_one_that_does_not_fit(tmp_path: Path) -> None:
@@ -295,8 +294,8 @@ def test_what_stands_beside_a_failure_is_not_taken_for_its_cause(fields: dict[st
 
 def test_the_sentence_tells_the_evidence() -> None:
     failure = told(signal=9, evidence=(OomCount(path="/sys/fs/cgroup/memory.events", before=3, count=4),))
-    assert failure_sentence(failure).endswith("(cgroup: oom_kill rose from 3 to 4 in /sys/fs/cgroup/memory.events)")
-    assert "resources_per_worker.memory" in failure_advice(failure, "job")
+    assert failure.sentence().endswith("(cgroup: oom_kill rose from 3 to 4 in /sys/fs/cgroup/memory.events)")
+    assert "resources_per_worker.memory" in failure.advice("job")
 
 
 def test_every_signature_is_shown_here() -> None:
@@ -307,8 +306,8 @@ def test_every_signature_is_shown_here() -> None:
 def test_of_several_facts_the_gravest_that_explains_the_end_is_its_cause() -> None:
     xid, gone = Xid(gpu_uuid="GPU-1", number=119), Xid(gpu_uuid="GPU-2", number=79)
     oom = OomCount(path="/x", before=0, count=1)
-    assert told(signal=9, evidence=(oom, xid, gone)).cause == dataclasses.replace(gone, rank=0)
-    assert told(signal=9, evidence=(KernelMessage(said="apparmor"), oom)).cause == dataclasses.replace(oom, rank=0)
+    assert told(signal=9, evidence=(oom, xid, gone)).cause == replace(gone, rank=0)
+    assert told(signal=9, evidence=(KernelMessage(said="apparmor"), oom)).cause == replace(oom, rank=0)
     assert told(signal=9, evidence=(KernelMessage(said="Out of memory: Killed process 7"),)).code == "signal"
 
 
@@ -325,9 +324,9 @@ def test_of_several_facts_the_gravest_that_explains_the_end_is_its_cause() -> No
 def test_the_file_that_a_program_did_not_find_is_read_from_its_last_lines(line: str, name: str) -> None:
     ended = Exit(rank=0, at=1.0, exit_code=1, signal=None, log_tail=("before", line))
     assert missing_file(ended) == name
-    assert missing_file(dataclasses.replace(ended, exit_code=0)) == ""
-    assert missing_file(dataclasses.replace(ended, exit_code=None, signal=9)) == ""
-    assert missing_file(dataclasses.replace(ended, error_type="ValueError")) == "", "it reported what it failed of"
+    assert missing_file(replace(ended, exit_code=0)) == ""
+    assert missing_file(replace(ended, exit_code=None, signal=9)) == ""
+    assert missing_file(replace(ended, error_type="ValueError")) == "", "it reported what it failed of"
 
 
 CUDA_ASSERT = (
@@ -354,7 +353,7 @@ def test_a_fresh_interpreters_exception_is_named_as_any_other() -> None:
     lines = tuple(line.replace("{said}", "an illegal memory access was encountered") for line in CUDA_ASSERT)
     failure = told(exit_code=1, log_tail=lines)
     assert failure.failure_class is USER
-    assert "torch.AcceleratorError: CUDA error: an illegal memory access was encountered" in failure_sentence(failure)
+    assert "torch.AcceleratorError: CUDA error: an illegal memory access was encountered" in failure.sentence()
 
 
 @pytest.mark.parametrize("after_it", [["a line that the script printed later"] * 20, ["    indented"] * 3])

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.core.estimates.history import Mark, StepHistory
-from orchestrator.core.estimates.time_left import time_left
+from orchestrator.core.estimates import Mark, StepHistory, time_left
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

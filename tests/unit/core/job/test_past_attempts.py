@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from orchestrator.core import events as ev
 from orchestrator.core.job.past_attempts import KEPT_ATTEMPTS, Past, recovery_seconds
 from orchestrator.core.job.record import Job
-from orchestrator.core.stored.job_record import job_to_dict
+from orchestrator.core.stored import job_to_dict
 from tests.unit.core.builders import (
     T0,
     after,

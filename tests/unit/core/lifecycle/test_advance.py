@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +11,9 @@ from orchestrator.core.job.phases import Leaving
 from orchestrator.core.job.record import Job
 from orchestrator.core.lifecycle.advance import FOLLOWING_SECONDS, Step, advance
 from orchestrator.core.lifecycle.effects import Ensure, KillRanks, ReleaseGang, StopRanks, desired_effect
-from orchestrator.core.sentences import sentence
 from orchestrator.core.states import AttemptState, EndOrder, JobState, StopPurpose, StopScope
-from orchestrator.core.stored.job_record import job_from_dict, job_to_dict
+from orchestrator.core.stored import job_from_dict, job_to_dict
+from tests.support.records import replace
 from tests.unit.core.builders import (
     T0,
     after,
@@ -62,7 +61,7 @@ def test_the_others_are_asked_once_they_had_time_to_leave_by_themselves(job: Job
     leaving = after(job, event)
     assert desired_effect(leaving) == StopRanks(job.id, 1, 1, until)
     assert (leaving.state, leaving.reason) == (JobState.RUNNING, event.reason)
-    assert sentence(event.reason) == (
+    assert event.reason.sentence() == (
         "rank 1 ended at step 11 after a request to stop that orch did not send; the other ranks are asked to stop"
     )
     assert advance(leaving, ASKED_AT + 1) == Step(wake_at=until), "once"

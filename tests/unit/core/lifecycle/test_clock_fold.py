@@ -12,7 +12,7 @@ from orchestrator.core.lifecycle.advance import advance
 from orchestrator.core.lifecycle.effects import StopRanks, desired_effect
 from orchestrator.core.scheduler.durations import limit_left
 from orchestrator.core.states import JobState, StopPurpose
-from orchestrator.core.stored.job_record import job_from_dict, job_to_dict
+from orchestrator.core.stored import job_from_dict, job_to_dict
 from tests.unit.core.builders import (
     T0,
     after,

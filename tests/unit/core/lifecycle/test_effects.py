@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 
@@ -19,6 +17,7 @@ from orchestrator.core.lifecycle.effects import (
     table,
 )
 from orchestrator.core.states import JobState, StopPurpose
+from tests.support.records import replace
 from tests.unit.core import strategies
 from tests.unit.core.builders import (
     T0,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -24,11 +23,11 @@ from orchestrator.core.lifecycle.failure import (
     classify,
     decide_retry,
     is_collateral,
+    repeated,
 )
-from orchestrator.core.lifecycle.repeated_crash import repeated
-from orchestrator.core.sentences import advice, failure_advice, failure_sentence, sentence
 from orchestrator.core.states import AttemptState, FailureClass, StopScope
 from orchestrator.spec.job import Backoff, ExitCodes, MaxRestarts, RetrySpec
+from tests.support.records import replace
 from tests.unit.core.builders import (
     T0,
     after,
@@ -101,8 +100,8 @@ def test_only_a_port_that_the_script_chose_and_another_process_holds_ends_the_jo
     job = job_with({**BUSY_PORT, "at": T0 + 10, "evidence": (taken,)}, workers=1)
     found = verdict(job).failure
     assert (found.failure_class, found.code) == (failure_class, "port_in_use")
-    assert failure_sentence(found).startswith(said)
-    assert "port 0" in failure_advice(found, job.id)
+    assert found.sentence().startswith(said)
+    assert "port 0" in found.advice(job.id)
     assert decide_retry(job, found, NOW).retry is (failure_class is INFRA)
     before = replace(job.attempts[-1], failure=found)
     assert repeated(replace(job, attempts=(before, *job.attempts)), found).failure_class is USER
@@ -159,7 +158,7 @@ def test_only_a_port_that_the_script_chose_and_another_process_holds_ends_the_jo
 )
 def test_one_rank_fails(fields: dict[str, Any], failure_class: FailureClass, code: str, sentence: str) -> None:
     found = verdict(job_with({**fields, "at": T0 + 10}))
-    assert (found.failure.failure_class, found.failure.code, failure_sentence(found.failure)) == (
+    assert (found.failure.failure_class, found.failure.code, found.failure.sentence()) == (
         failure_class,
         code,
         sentence,
@@ -171,7 +170,7 @@ def test_one_rank_fails(fields: dict[str, Any], failure_class: FailureClass, cod
 def test_every_signature_has_its_own_code_and_advice() -> None:
     facts = [s.build(0, "") for s in SIGNATURES]
     assert len({fact.code for fact in facts}) == len(SIGNATURES)
-    assert all(advice(fact) and sentence(fact) for fact in facts)
+    assert all(fact.advice() and fact.sentence() for fact in facts)
 
 
 def test_a_signal_is_told_as_a_signal_whatever_stood_in_the_log() -> None:
@@ -252,7 +251,7 @@ class TestCollateral:
     def test_it_does_not_hide_a_node_that_died(self) -> None:
         job = job_with({**GLOO, "at": T0 + 10}, {})
         found = verdict(after(job, lost(job, reason=NodeLost(rank=1, node="b"))), T0 + 10.05)
-        assert (found.failure.code, failure_sentence(found.failure)) == ("gang_lost", "rank 1: its node died")
+        assert (found.failure.code, found.failure.sentence()) == ("gang_lost", "rank 1: its node died")
         assert found.failed_at == T0 + 10
 
     def test_a_root_is_not_hidden_by_the_gang_that_went_after_it(self) -> None:
@@ -283,7 +282,7 @@ def test_each_class_has_its_own_budget(
     others = {c.value: 99 for c in FailureClass if c is not failure_class}
     job = changed(job, restarts={**others, failure_class.value: used})
     found = decide_retry(job, failure(failure_class), NOW)
-    assert (found.retry, sentence(found.refusal) if found.refusal else "") == (retry, refusal)
+    assert (found.retry, found.refusal.sentence() if found.refusal else "") == (retry, refusal)
 
 
 def test_a_log_policy_that_says_fail_comes_before_every_budget() -> None:
@@ -298,7 +297,7 @@ def test_the_policy_is_the_one_of_the_rank_that_failed_first() -> None:
 
 def test_a_pattern_that_took_too_long_is_told_beside_the_failure() -> None:
     found = verdict(job_with({**BOOM, "policy_note": PoliciesLeftOut(pattern="(a+)+$", seconds=2.0)}))
-    assert "; the log policy '(a+)+$' took longer than 2 s to search for" in failure_advice(found.failure, "job")
+    assert "; the log policy '(a+)+$' took longer than 2 s to search for" in found.failure.advice("job")
 
 
 def test_a_log_policy_may_restart_beyond_the_budget_but_not_without_progress() -> None:
@@ -398,7 +397,7 @@ class TestStopFromOutside:
         job = job_with({**fields, **asked, "last_step": 11, "total_steps": 60}, workers=1)
         found = verdict(job)
         assert (found.failure.failure_class, found.failure.code) == (failure_class, "stopped_from_outside")
-        assert failure_sentence(found.failure).startswith("rank 0 ended at step 11 of 60 after ")
+        assert found.failure.sentence().startswith("rank 0 ended at step 11 of 60 after ")
         assert found.failed_at == ASKED_AT
         assert not job.ended_well
 
@@ -411,7 +410,7 @@ class TestStopFromOutside:
 
     def test_without_a_total_nothing_says_that_it_has_finished(self) -> None:
         job = job_with({"exit_code": 0, **ASKED, "last_step": 60}, workers=1)
-        assert failure_sentence(verdict(job).failure).startswith("rank 0 ended at step 60 after a request to stop")
+        assert verdict(job).failure.sentence().startswith("rank 0 ended at step 60 after a request to stop")
 
     def test_a_rank_that_nothing_asked_has_ended_by_itself(self) -> None:
         job = job_with({"exit_code": 0, "last_step": 11, "total_steps": 60}, workers=1)
@@ -446,7 +445,7 @@ class TestStopFromOutside:
     def test_a_shells_exit_code_for_a_signal_is_no_error_of_the_script(self, code: int, name: str) -> None:
         found = verdict(job_with({"exit_code": code}, workers=1)).failure
         assert (found.failure_class, found.exit_code) == (INFRA, code)
-        assert failure_sentence(found) == f"rank 0 ended with exit code {code}, as a process killed by {name}"
+        assert found.sentence() == f"rank 0 ended with exit code {code}, as a process killed by {name}"
 
     def test_a_preemption_says_nothing_about_progress(self) -> None:
         job = changed(running(), no_progress=3)
@@ -496,7 +495,7 @@ class TestRepeatedCrash:
         assert verdict(job_with({}, crash)).failure.failure_class is INFRA
         found = self.second(crash, crash).failure
         assert (found.failure_class, found.code, found.rank) == (USER, "repeated_crash", 1)
-        assert "in two attempts in a row" in failure_sentence(found)
+        assert "in two attempts in a row" in found.sentence()
         assert not decide_retry(job_with({}, crash), found, NOW).retry
 
     @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from orchestrator.core.facts.requesters import ByUser
 from orchestrator.core.job.phases import Replacing, Restarting
 from orchestrator.core.lifecycle.failure import decide_retry
 from orchestrator.core.lifecycle.fold import STORY_LENGTH, fold
-from orchestrator.core.sentences import failure_sentence, sentence
 from orchestrator.core.states import AttemptState, FailureClass, IllegalTransitionError, JobState, StopPurpose
 from tests.unit.core import strategies
 from tests.unit.core.builders import (
@@ -294,7 +293,7 @@ class TestLateFacts:
     def test_the_reason_of_a_lost_gang_outlives_what_comes_late(self) -> None:
         job = starting()
         job = after(job, lost(job), ev.AttemptRunning(job_id=ID, at=T0 + 12, attempt=1, pids=(1, 2)))
-        assert (job.state, sentence(job.reason)) == (JobState.RUNNING, "node a died")
+        assert (job.state, job.reason.sentence()) == (JobState.RUNNING, "node a died")
 
 
 class TestStops:
@@ -307,7 +306,7 @@ class TestStops:
         assert job.state is JobState.DRAINING
         assert job.stop is not None
         assert (job.stop.purpose, job.stop.by, job.stop.at) == (StopPurpose.PREEMPT, ByUser(name="scheduler"), T0 + 20)
-        assert sentence(job.reason) == "making room (scheduler); its processes have time to save"
+        assert job.reason.sentence() == "making room (scheduler); its processes have time to save"
 
     def test_a_stronger_stop_takes_over_but_gives_no_more_time(self) -> None:
         job = running()
@@ -350,7 +349,7 @@ class TestStops:
         job = fold(job, ev.JobSuspended(job_id=ID, at=T0 + 23, by=ByUser(name="ada")))
         assert (job.state, job.stop, job.exits) == (JobState.SUSPENDED, None, ())
         job = fold(job, ev.JobResumed(job_id=ID, at=T0 + 24, by="ada"))
-        assert (job.state, job.not_before, sentence(job.reason)) == (JobState.PENDING, 0.0, "resumed by ada")
+        assert (job.state, job.not_before, job.reason.sentence()) == (JobState.PENDING, 0.0, "resumed by ada")
         assert job.restarts == {"infra": 1}, "clean-up never resets a budget"
 
     def test_a_resume_does_not_outrun_the_ranks_of_a_lost_node(self) -> None:
@@ -372,7 +371,7 @@ class TestStops:
     def test_of_two_nodes_that_are_cut_off_the_later_fence_counts_and_the_first_reason(self) -> None:
         job = running()
         job = after(job, lost(job, not_before=T0 + 30), lost(job, not_before=T0 + 90, reason="node b died"))
-        assert (job.fenced_until, sentence(job.reason)) == (T0 + 90, "node a died")
+        assert (job.fenced_until, job.reason.sentence()) == (T0 + 90, "node a died")
         assert fold(job, lost(job, not_before=T0 + 30)) is job
 
     def test_a_time_limit_is_the_failure_whatever_failed_before(self) -> None:
@@ -382,7 +381,7 @@ class TestStops:
         job = fold(job, stop(job, StopPurpose.TIMEOUT))
         job = after(job, released(job), finished(job, JobState.FAILED, reason="too long"))
         assert job.failure is not None
-        assert (job.failure.failure_class, failure_sentence(job.failure)) == (FailureClass.TIMEOUT, "too long")
+        assert (job.failure.failure_class, job.failure.sentence()) == (FailureClass.TIMEOUT, "too long")
 
     def test_a_cancelled_job_has_no_failure(self) -> None:
         job = running()

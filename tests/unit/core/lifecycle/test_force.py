@@ -10,9 +10,8 @@ from orchestrator.core.facts.requesters import ByForce, ByUser
 from orchestrator.core.job.record import Job
 from orchestrator.core.lifecycle.advance import FORCE_SECONDS, advance, ending_since, request_force
 from orchestrator.core.lifecycle.effects import desired_effect
-from orchestrator.core.sentences import sentence
 from orchestrator.core.states import AttemptState, JobState, StopPurpose
-from orchestrator.core.stored.job_record import event_body, event_from, job_from_dict, job_to_dict
+from orchestrator.core.stored import event_body, event_from, job_from_dict, job_to_dict
 from tests.unit.core.builders import T0, after, exited, failed, gone, in_state, lost, released, running, starting, stop
 
 NOW = T0 + 1000.0
@@ -58,7 +57,7 @@ def test_a_gang_is_given_up_when_its_end_is_overdue_and_the_job_is_cancelled_for
     ended = after(draining, end)
     assert (ended.state, ended.reason) == (JobState.CANCELLED, Cancelled(by=ByForce(name="root")))
     assert ended.attempts[-1].state is not AttemptState.SUCCEEDED
-    assert "root by force: nothing has confirmed that its ranks have ended" in sentence(ended.reason)
+    assert "root by force: nothing has confirmed that its ranks have ended" in ended.reason.sentence()
     for late in (*zeros(job), gone(job), released(job), ev.AttemptSucceeded(job_id=job.id, at=NOW, attempt=1)):
         assert after(ended, late) is ended, "what is reported later changes nothing"
         assert after(draining, late).state is JobState.DRAINING

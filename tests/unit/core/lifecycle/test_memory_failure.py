@@ -9,9 +9,8 @@ import pytest
 
 from orchestrator.core.events import MemoryUse
 from orchestrator.core.lifecycle.failure import ClassifiedFailure, classify
-from orchestrator.core.sentences import failure_advice, failure_sentence
 from orchestrator.core.states import FailureClass, OutOf
-from orchestrator.core.stored.job_record import event_body, event_from, job_from_dict, job_to_dict
+from orchestrator.core.stored import event_body, event_from, job_from_dict, job_to_dict
 from tests.unit.core.builders import T0, after, exited, make_spec, pending, running
 
 if TYPE_CHECKING:
@@ -36,23 +35,19 @@ def test_a_rank_at_its_limit_is_told_to_ask_for_more() -> None:
         0,
         9,
     )
-    assert failure_sentence(failure) == (
+    assert failure.sentence() == (
         "rank 0: the kernel killed it because it reached its memory limit of 4GiB (it used 4.0 GiB, it asked for 4GiB)"
     )
-    assert "raise resources_per_worker.memory" in failure_advice(failure, "job")
-    assert "smaller batch" in failure_advice(failure, "job")
+    assert "raise resources_per_worker.memory" in failure.advice("job")
+    assert "smaller batch" in failure.advice("job")
 
 
 def test_amounts_are_told_as_the_job_asked_for_them() -> None:
     """A limit that the kernel rounds to pages is shown as requested; a limit of the machine is shown as measured."""
     rounded = 600_000_000 // 4096 * 4096
     memory = MemoryUse(used_bytes=rounded, limit_bytes=rounded, killed=OutOf.LIMIT)
-    assert "its memory limit of 600MB (it used 572.2 MiB, it asked for 600MB)" in failure_sentence(
-        told(memory, 600_000_000)
-    )
-    assert "its memory limit of 572.2 MiB (it used 572.2 MiB, it asked for 1GB)" in failure_sentence(
-        told(memory, 10**9)
-    )
+    assert "its memory limit of 600MB (it used 572.2 MiB, it asked for 600MB)" in told(memory, 600_000_000).sentence()
+    assert "its memory limit of 572.2 MiB (it used 572.2 MiB, it asked for 1GB)" in told(memory, 10**9).sentence()
 
 
 @pytest.mark.parametrize(("asked", "said"), [(None, "asked for none"), (300 << 20, "asked for 300MiB")])
@@ -60,10 +55,10 @@ def test_a_machine_without_memory_is_told_apart(asked: int | None, said: str) ->
     failure = told(MemoryUse(used_bytes=20 * GIB, killed=OutOf.MACHINE), asked)
     assert failure.code == "host_oom_kill"
     assert (
-        failure_sentence(failure)
+        failure.sentence()
         == f"rank 0: the kernel killed it because the machine's memory ran out (it used 20.0 GiB, it {said})"
     )
-    assert "set resources_per_worker.memory" in failure_advice(failure, "job")
+    assert "set resources_per_worker.memory" in failure.advice("job")
 
 
 def test_a_kill_without_a_memory_kill_is_a_signal() -> None:
@@ -88,14 +83,3 @@ def test_what_was_used_survives_the_store() -> None:
     job = after(job, event)
     assert job_from_dict(json.loads(json.dumps(job_to_dict(job)))) == job
     assert job.exits[0].memory == memory
-
-
-def test_records_of_earlier_versions_say_nothing_of_memory() -> None:
-    job = running(pending(make_spec(workers=1)))
-    event = exited(job, signal=9, exit_code=None)
-    body = event_body(event)
-    del body["memory"]
-    assert event_from(event.kind, body, job_id=job.id, at=event.at, cause="") == event
-    row = json.loads(json.dumps(job_to_dict(after(job, event))))
-    del row["exits"][0]["memory"]
-    assert job_from_dict(row).exits[0].memory is None

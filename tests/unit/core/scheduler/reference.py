@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import statistics
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import State, decide
 from orchestrator.core.scheduler.use import PastUse
 from orchestrator.core.states import StopPurpose
+from tests.support.records import replace
 from tests.unit.core.builders import (
     after,
     changed,

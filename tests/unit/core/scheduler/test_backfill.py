@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from orchestrator.core.scheduler.use import Account, Amounts, PastUse, Used, Use
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.spec.model import ElasticWorkers
 from orchestrator.spec.queues import QueueSpec
+from tests.support.records import replace
 from tests.unit.core.builders import T0, after, failure, make_spec, node, nodes, pending, running, stop, up
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from orchestrator.core.facts.nodes import Closure, NodeClosed, RepeatedFailures
 from orchestrator.core.facts.reasons import NotEnoughFree, Queued
 from orchestrator.core.facts.requesters import ByNodeDrain
 from orchestrator.core.scheduler.scheduler import State, decide
-from orchestrator.core.sentences import sentence
 from orchestrator.core.states import StopPurpose
 from orchestrator.daemon.nodes.queries import node_state, node_view
 from tests.unit.core.builders import T0, after, make_spec, node, nodes, pending, running
@@ -40,14 +39,14 @@ def test_the_node_is_named_with_its_state(fields: dict[str, Any], state: Closure
     holder = running(pending(make_spec(workers=4), job_id="runs"), nodes=("a",) * 4)
     found = reason(holder, known=nodes(node("a", gpus=4), node("b", gpus=4, **fields)))
     assert found.closed == (NodeClosed(node="b", state=state),)
-    assert sentence(found).endswith(f"; node b is {state.value}")
+    assert found.sentence().endswith(f"; node b is {state.value}")
 
 
 def test_several_of_one_state_are_named_together_and_those_that_do_not_suit_are_not() -> None:
     holder = running(pending(make_spec(workers=4), job_id="runs"), nodes=("a",) * 4)
     shut = [node(name, gpus=4, cordoned=True) for name in "bc"]
     known = nodes(node("a", gpus=4), *shut, node("d", gpus=0, cordoned=True))
-    assert sentence(reason(holder, known=known)).endswith("; nodes b, c are cordoned")
+    assert reason(holder, known=known).sentence().endswith("; nodes b, c are cordoned")
     assert reason(holder, known=known, nodes=("a", "c")).closed == (NodeClosed(node="c", state=Closure.CORDONED),)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +20,9 @@ from orchestrator.core.lifecycle.advance import request_resume
 from orchestrator.core.scheduler.conditions import check
 from orchestrator.core.scheduler.live_jobs import LiveJobs
 from orchestrator.core.scheduler.scheduler import Commands, State, decide, waiting_order
-from orchestrator.core.sentences import sentence
 from orchestrator.core.states import EndCondition, JobState, StopPurpose
-from orchestrator.core.stored.job_record import event_body, event_from, job_from_dict, job_to_dict
+from orchestrator.core.stored import event_body, event_from, job_from_dict, job_to_dict
+from tests.support.records import replace
 from tests.support.work import calls
 from tests.unit.core.builders import T0, after, gone, make_spec, node, nodes, pending, released, running, submission
 
@@ -53,7 +52,7 @@ def test_no_more_jobs_of_a_matrix_start_than_it_says() -> None:
     assert [e.job_id for e in commands.events if isinstance(e, ev.AttemptStarted)] == [jobs[0].id, jobs[1].id]
     fact = MatrixAtLimit(matrix="grid-aaaaaa", limit=2)
     assert commands.waiting[jobs[2].id] == fact
-    assert sentence(fact) == "grid-aaaaaa runs at most 2 jobs at a time (matrix.max_concurrent)"
+    assert fact.sentence() == "grid-aaaaaa runs at most 2 jobs at a time (matrix.max_concurrent)"
 
 
 def test_running_jobs_count_and_one_that_has_run_goes_first() -> None:
@@ -185,7 +184,7 @@ def test_a_failure_ends_the_other_jobs_of_a_matrix_that_fails_fast_in_the_same_s
     assert (finished.job_id, finished.state, finished.reason) == (waits.id, JobState.CANCELLED, Cancelled(by=by))
     assert isinstance(stop, ev.StopRequested)
     assert (stop.job_id, stop.purpose, stop.by) == (runs.id, StopPurpose.CANCEL, by)
-    assert sentence(by) == "fail_fast of grid-aaaaaa: grid-zzzzzz failed"
+    assert by.sentence() == "fail_fast of grid-aaaaaa: grid-zzzzzz failed"
     # The stop is requested once: the next decision continues with the other jobs.
     later = ask(after(runs, stop), other, failed_fast={"grid-aaaaaa": JobId("grid-zzzzzz")})
     assert [type(e) for e in later.events] == [ev.AttemptStarted]
@@ -195,7 +194,7 @@ def test_a_job_submitted_on_hold_waits_until_it_is_released() -> None:
     held = pending(replace(make_spec(workers=1), hold=True), sequence=1, job_id="held-bbbbbb", user="ada")
     assert (held.state, held.reason) == (JobState.SUSPENDED, Paused(by=ByHold(name="ada")))
     assert ask(held).events == []
-    assert sentence(held.reason) == "held by ada; `orch release` puts it into the queue"
+    assert held.reason.sentence() == "held by ada; `orch release` puts it into the queue"
     released = after(held, *(request_resume(held, "ada", NOW) or ()))
     assert [type(e) for e in ask(released).events] == [ev.AttemptStarted]
 
@@ -207,6 +206,3 @@ def test_a_place_in_a_matrix_is_stored_with_its_types() -> None:
     assert again == event
     job = member(3, fail_fast=True)
     assert job_from_dict(job_to_dict(job)) == job
-    row = job_to_dict(job)
-    del row["matrix"]  # as earlier versions wrote it
-    assert job_from_dict(row).submission.matrix is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +19,10 @@ from orchestrator.core.scheduler.elastic import FRESH_SECONDS
 from orchestrator.core.scheduler.placement import capacity, claim, could_ever_fit, place
 from orchestrator.core.scheduler.resources import free_on
 from orchestrator.core.scheduler.scheduler import Commands, State, decide, queue_order
-from orchestrator.core.sentences import sentence
 from orchestrator.core.states import JobState, StopPurpose
-from orchestrator.core.stored.job_record import job_from_dict, job_to_dict
+from orchestrator.core.stored import job_from_dict, job_to_dict
 from orchestrator.spec.job import AutoWorkers, ElasticWorkers, WorkerAdvice
+from tests.support.records import replace
 from tests.unit.core.builders import (
     T0,
     after,
@@ -75,7 +74,7 @@ class TestTheStart:
     def test_it_waits_for_its_fewest(self) -> None:
         commands = ask(elastic_job(), on(7, name="other", sequence=2, saved_at=LATER - FRESH_SECONDS - 1))
         assert not commands.events
-        assert sentence(commands.waiting["elastic"]).startswith("waiting for 2 GPUs")
+        assert commands.waiting["elastic"].sentence().startswith("waiting for 2 GPUs")
 
     def test_who_waits_behind_it_is_served_before_it_gets_more_than_it_needs(self) -> None:
         fixed = pending(make_spec(workers=4), sequence=2, job_id="fixed")

@@ -12,7 +12,6 @@ from orchestrator.core.facts.reasons import AwaitsRoom, BackingOff, MadeRoom
 from orchestrator.core.facts.requesters import ByIdleReclaim, ByShrinking, ByUser
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import Commands, State, decide
-from orchestrator.core.sentences import sentence
 from orchestrator.core.states import StopPurpose
 from orchestrator.spec.job import ElasticWorkers
 from tests.unit.core.builders import T0, after, gone, make_spec, node, nodes, pending, released, running, stop
@@ -55,7 +54,7 @@ def test_the_idle_job_stops_and_both_say_so() -> None:
         ByIdleReclaim(job="new", seconds=1800),
     )
     assert commands.waiting["new"] == AwaitsRoom(jobs=("idle",))
-    told = sentence(after(idle, asked).reason)
+    told = after(idle, asked).reason.sentence()
     assert told == "making room for new: all GPUs of this job had been idle for 30m; its processes have time to save"
     assert ask(after(idle, asked), busy, waits(), idle=1801).events == [], "it is asked once"
 

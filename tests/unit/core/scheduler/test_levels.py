@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import State, waiting_order
 from orchestrator.core.scheduler.use import PastUse
 from orchestrator.core.states import JobState, StopPurpose
+from tests.support.records import replace
 from tests.unit.core.builders import (
     T0,
     after,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.scheduler.live_jobs import LiveJobs
 from orchestrator.core.scheduler.scheduler import State, decide, shares_of, waiting_order
 from orchestrator.core.states import JobState, StopPurpose
+from tests.support.records import replace
 from tests.support.work import calls
 from tests.unit.core.builders import T0, gone, make_spec, node, nodes, pending, released, running, up
 from tests.unit.core.scheduler.reference import random_case

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import random
 from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,6 +23,7 @@ from orchestrator.core.scheduler.resources import LEAST_CPUS, free_on, give_back
 from orchestrator.core.scheduler.scheduler import State, decide
 from orchestrator.runtime.gangs.actors import _bundle
 from orchestrator.spec.job import CheckpointSpec
+from tests.support.records import replace
 from tests.unit.core.builders import (
     T0,
     after,

@@ -18,7 +18,6 @@ from orchestrator.core.scheduler.placement import place
 from orchestrator.core.scheduler.preemption import Preemption, Room
 from orchestrator.core.scheduler.resources import free_on
 from orchestrator.core.scheduler.scheduler import Commands, State, decide, indexed, shares_of
-from orchestrator.core.sentences import sentence
 from orchestrator.core.states import JobState, StopPurpose
 from tests.unit.core.builders import T0, after, checkpoint, exited, gone, make_spec, node, nodes, pending, released
 from tests.unit.core.builders import running as run
@@ -63,9 +62,9 @@ def test_a_job_stops_for_one_of_higher_priority_and_both_say_so() -> None:
     assert (event.job_id, event.purpose) == ("low", StopPurpose.PREEMPT)
     assert event.by == ByPreemption(job="urgent", priority=60)
     assert commands.waiting["urgent"] == AwaitsRoom(jobs=("low",))
-    assert sentence(commands.waiting["urgent"]) == "waiting until low has stopped to make room"
+    assert commands.waiting["urgent"].sentence() == "waiting until low has stopped to make room"
     low = after(low, event)
-    assert sentence(low.reason) == "making room for urgent, priority 60; its processes have time to save"
+    assert low.reason.sentence() == "making room for urgent, priority 60; its processes have time to save"
     again = ask(low, urgent)
     assert again.events == [], "it is asked once"
     assert again.waiting["urgent"] == AwaitsRoom(jobs=("low",))
@@ -73,7 +72,7 @@ def test_a_job_stops_for_one_of_higher_priority_and_both_say_so() -> None:
     low = after(low, *ends, gone(low), released(low))
     (requeued,) = ask(low, urgent, now=NOW + 2).events[:1]
     low = after(low, requeued)
-    assert (low.state, sentence(low.reason)) == (JobState.PENDING, "stopped to make room for urgent, priority 60")
+    assert (low.state, low.reason.sentence()) == (JobState.PENDING, "stopped to make room for urgent, priority 60")
     (first,) = ask(low, urgent, now=NOW + 2).events
     assert isinstance(first, ev.AttemptStarted)
     assert first.job_id == "urgent"

@@ -12,9 +12,8 @@ from orchestrator.core.facts.reasons import AwaitsJob, PrerequisiteUnmet
 from orchestrator.core.facts.requesters import ByUser
 from orchestrator.core.ids import JobId
 from orchestrator.core.scheduler.scheduler import Commands, State, decide
-from orchestrator.core.sentences import sentence
 from orchestrator.core.states import EndCondition, JobState
-from orchestrator.core.stored.job_record import event_body, event_from, job_from_dict, job_to_dict
+from orchestrator.core.stored import event_body, event_from, job_from_dict, job_to_dict
 from tests.unit.core.builders import T0, after, failed, in_state, make_spec, node, nodes, pending, running, submission
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def test_it_waits_while_the_other_job_lives() -> None:
     commands = ask(running(first()), dependent())
     fact = AwaitsJob(job=FIRST, on=SUCCESS, state=JobState.RUNNING)
     assert (commands.events, commands.waiting["second-bbbbbb"]) == ([], fact)
-    assert sentence(fact) == "waiting for first-aaaaaa (RUNNING) to succeed"
+    assert fact.sentence() == "waiting for first-aaaaaa (RUNNING) to succeed"
 
 
 def test_it_claims_nothing_while_it_waits() -> None:
@@ -79,18 +78,18 @@ def test_the_other_jobs_end_starts_it_or_fails_it_at_once(on: EndCondition, stat
 def test_a_job_whose_record_is_gone_can_fulfil_nothing() -> None:
     (event,) = ask(dependent(ANY), ended={FIRST: None}).events
     assert isinstance(event, ev.JobFinished)
-    assert sentence(event.reason) == "depends on first-aaaaaa to end, whose record was removed"
+    assert event.reason.sentence() == "depends on first-aaaaaa to end, whose record was removed"
 
 
 def test_all_of_several_must_have_ended_and_one_wrong_end_is_enough() -> None:
     job = dependent(SUCCESS, "other-cccccc", "third-dddddd")
     live = running(first())
     waiting = ask(live, job, ended={JobId("other-cccccc"): JobState.SUCCEEDED, JobId("third-dddddd"): JobState.PENDING})
-    assert sentence(waiting.waiting[job.id]) == "waiting for first-aaaaaa (RUNNING) to succeed, and for 1 other job"
+    assert waiting.waiting[job.id].sentence() == "waiting for first-aaaaaa (RUNNING) to succeed, and for 1 other job"
     commands = ask(live, job, ended={JobId("other-cccccc"): JobState.PENDING, JobId("third-dddddd"): JobState.FAILED})
     (event,) = commands.events
     assert isinstance(event, ev.JobFinished)
-    assert sentence(event.reason) == "depends on third-dddddd to succeed, which ended FAILED"
+    assert event.reason.sentence() == "depends on third-dddddd to succeed, which ended FAILED"
 
 
 def test_once_it_has_started_its_dependencies_count_no_more() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from orchestrator.core.scheduler.outlook import outlook_of
 from orchestrator.core.scheduler.scheduler import State, decide
 from orchestrator.core.scheduler.use import PastUse
 from orchestrator.core.states import JobState, StopPurpose
+from tests.support.records import replace
 from tests.unit.core.builders import T0, after, gone, make_spec, node, nodes, pending, released, running
 
 if TYPE_CHECKING:

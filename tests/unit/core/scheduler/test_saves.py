@@ -9,7 +9,7 @@ from orchestrator.core.ids import JobId
 from orchestrator.core.scheduler.outlook import outlook_of
 from orchestrator.core.scheduler.preemption import IMMINENT_SECONDS, LATE_SECONDS, RECORDED
 from orchestrator.core.scheduler.scheduler import Commands, State, decide
-from orchestrator.core.stored.job_record import job_from_dict, job_to_dict
+from orchestrator.core.stored import job_from_dict, job_to_dict
 from tests.unit.core.builders import T0, after, checkpoint, make_spec, node, nodes, pending, running
 
 if TYPE_CHECKING:

@@ -25,9 +25,8 @@ from orchestrator.core.lifecycle.effects import Ensure, KillRanks, ReleaseGang, 
 from orchestrator.core.lifecycle.failure import SETTLE_SECONDS
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import Commands, State, decide, queue_order
-from orchestrator.core.sentences import failure_sentence, sentence
 from orchestrator.core.states import AttemptState, EndOrder, FailureClass, JobState, StopPurpose, StopScope
-from orchestrator.core.stored.job_record import job_from_dict, job_to_dict
+from orchestrator.core.stored import job_from_dict, job_to_dict
 from orchestrator.spec.job import HealthSpec, RetrySpec
 from tests.unit.core.builders import (
     ID,
@@ -143,7 +142,7 @@ class TestQueue:
         assert [e.job_id for e in ask(backing, other).events] == ["back-1"]
 
     def test_the_ranks_of_a_lost_node_are_given_time_to_end_themselves(self) -> None:
-        commands = ask(changed(pending(), fenced_until=NOW + 30))
+        commands = ask(changed(pending(), not_before=NOW + 30, fenced_until=NOW + 30))
         assert commands.events == []
         assert commands.wake_at == NOW + 30
 
@@ -210,7 +209,7 @@ class TestLive:
         event = only_event(after(job, exited(job, 1, signal=9)))
         assert isinstance(event, ev.AttemptFailed)
         assert not event.retry
-        assert failure_sentence(event.failure) == (
+        assert event.failure.sentence() == (
             "rank 1 was killed by SIGKILL; not tried again: 10 of 10 infra restarts used"
         )
         assert event.failure.rank == 1
@@ -226,7 +225,7 @@ class TestLive:
     def test_a_lost_gang_fails_the_attempt(self, job: Job) -> None:
         event = only_event(after(job, lost(job)))
         assert isinstance(event, ev.AttemptFailed)
-        assert (event.failure.failure_class, failure_sentence(event.failure)) == (FailureClass.INFRA, "node a died")
+        assert (event.failure.failure_class, event.failure.sentence()) == (FailureClass.INFRA, "node a died")
         assert (event.retry, event.keep_gang) == (True, False)
 
     @pytest.mark.parametrize("vanish", [gone, released])
@@ -234,7 +233,7 @@ class TestLive:
     def test_processes_that_are_gone_without_a_word_fail_the_attempt(self, job: Job, vanish: Any) -> None:
         event = only_event(after(job, vanish(job)))
         assert isinstance(event, ev.AttemptFailed)
-        assert failure_sentence(event.failure) == "its processes went away without an exit status"
+        assert event.failure.sentence() == "its processes went away without an exit status"
 
     @pytest.mark.parametrize(("claimed", "recorded"), [(0.0, T0 + 1), (T0 + 5, T0 + 5), (T0 + 1e6, T0 + 9)])
     def test_a_failure_is_within_its_attempt_whatever_time_a_rank_claims(self, claimed: float, recorded: float) -> None:
@@ -313,7 +312,7 @@ class TestRecovering:
         assert desired_effect(job) == ReleaseGang(ID, 1)
         event = only_event(after(job, released(job)))
         assert isinstance(event, ev.JobFinished)
-        assert (event.state, sentence(event.reason), event.exit_code) == (
+        assert (event.state, event.reason.sentence(), event.exit_code) == (
             JobState.FAILED,
             "rank 0 was killed by SIGKILL",
             exit_code,

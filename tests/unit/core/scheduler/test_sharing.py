@@ -15,9 +15,7 @@ from orchestrator.core.scheduler.queues import QueueTree, Sharing
 from orchestrator.core.scheduler.scheduler import Commands, State, decide, shares_of, waiting_order
 from orchestrator.core.scheduler.shares import Accounts, Shares, fair_shares
 from orchestrator.core.scheduler.use import Account, Amounts, PastUse, Used, UseHistory, capacity_of
-from orchestrator.core.sentences import sentence
-from orchestrator.core.simulation.engine import Simulation
-from orchestrator.core.simulation.trace import TraceJob
+from orchestrator.core.simulation import Simulation, TraceJob
 from orchestrator.core.states import StopPurpose
 from orchestrator.spec.model import ElasticWorkers
 from orchestrator.spec.queues import parse_queues
@@ -129,9 +127,9 @@ def test_a_queue_at_its_maximum_waits_and_says_so_and_claims_nothing() -> None:
     assert starts(commands) == ["other"]
     reason = commands.waiting[jobs[0].id]
     assert reason == QueueAtMaximum(queue="research", maximum=2, used=2.0, gpus=2.0)
-    assert sentence(reason) == "queue research is at its maximum of 2 GPUs"
+    assert reason.sentence() == "queue research is at its maximum of 2 GPUs"
     partly = ask(held, waits("more", 2, 2, queue="research"), queues="research maximum=3").waiting[jobs[0].id]
-    assert sentence(partly) == "queue research holds 2 of its maximum of 3 GPUs, and the job needs 2"
+    assert partly.sentence() == "queue research holds 2 of its maximum of 3 GPUs, and the job needs 2"
 
 
 def test_the_maximum_of_a_parent_holds_for_its_queues_together() -> None:
@@ -163,10 +161,10 @@ def test_the_limits_of_a_user_hold_for_jobs_and_for_gpus() -> None:
     commands = ask(*jobs, user_jobs=1)
     assert starts(commands) == ["one", "bob"]
     assert commands.waiting[jobs[1].id] == UserAtLimit(user="ada", limit=1, used=1, gpus=0.0)
-    assert sentence(commands.waiting[jobs[1].id]) == "user ada has 1 job running, the limit of a user is 1"
+    assert commands.waiting[jobs[1].id].sentence() == "user ada has 1 job running, the limit of a user is 1"
     commands = ask(runs("runs", 3), waits("more", 2, 2), user_gpus=4)
     (reason,) = commands.waiting.values()
-    assert sentence(reason) == "user ada holds 3 GPUs, the job needs 2, and the limit of a user is 4"
+    assert reason.sentence() == "user ada holds 3 GPUs, the job needs 2, and the limit of a user is 4"
 
 
 # -- reclaims

@@ -12,7 +12,6 @@ from orchestrator.core.facts.requesters import ByShrinking
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.scheduler.elastic import FRESH_SECONDS
 from orchestrator.core.scheduler.scheduler import Commands, State, decide
-from orchestrator.core.sentences import sentence
 from orchestrator.core.states import StopPurpose
 from orchestrator.spec.job import ElasticWorkers
 from tests.unit.core.builders import T0, after, checkpoint, gone, make_spec, node, nodes, pending, released, running, up
@@ -53,7 +52,7 @@ def test_it_shrinks_by_what_is_needed_and_both_go_on() -> None:
     assert event.by == ByShrinking(job="head", ranks=5, instead_of=8)
     assert commands.waiting["head"] == AwaitsRoom(jobs=("elastic",))
     job = after(job, event)
-    assert "to run on 5 ranks instead of 8: head waits for the rest" in sentence(job.reason)
+    assert "to run on 5 ranks instead of 8: head waits for the rest" in job.reason.sentence()
     again = ask(job, head)
     assert (again.events, again.waiting["head"]) == ([], AwaitsRoom(jobs=("elastic",)))
     job = after(job, gone(job), released(job))

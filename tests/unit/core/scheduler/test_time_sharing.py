@@ -15,7 +15,6 @@ from orchestrator.core.scheduler.preemption import LATE_SECONDS
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import Commands, State, decide
 from orchestrator.core.scheduler.use import Account, Amounts, PastUse, Used
-from orchestrator.core.sentences import sentence
 from tests.unit.core.builders import T0, after, checkpoint, gone, make_spec, node, nodes, pending, released, running
 from tests.unit.core.scheduler.test_levels import preempted
 
@@ -54,7 +53,7 @@ def test_a_job_that_has_run_for_long_stops_for_a_new_one_and_both_say_so() -> No
     assert isinstance(event, ev.StopRequested)
     assert (event.job_id, event.by) == ("long", ByTimeSharing(job="new"))
     assert commands.waiting["new"] == AwaitsRoom(jobs=("long",))
-    assert sentence(after(long, event).reason) == (
+    assert after(long, event).reason.sentence() == (
         "making room for new, which is expected to need less time; its processes have time to save"
     )
 
@@ -171,7 +170,7 @@ def test_a_job_that_has_waited_too_long_is_served_whatever_the_shares_and_levels
     (event,) = ask(fresh, large, past=past, ageing=6.0).events
     assert isinstance(event, ev.StopRequested)
     assert (event.job_id, event.by) == ("fresh", ByTimeSharing(job="large", overdue=True))
-    assert sentence(after(fresh, event).reason).startswith("making room for large, which has waited for too long;")
+    assert after(fresh, event).reason.sentence().startswith("making room for large, which has waited for too long;")
     kept = runs("kept", 1, preemptible=False)
     assert ask(fresh, kept, large, small, past=past, ageing=6.0).events == [], "nor for another: it would be claimed"
 

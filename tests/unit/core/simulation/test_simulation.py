@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.core.simulation.engine import POLICIES, Simulation
-from orchestrator.core.simulation.measures import Spread, figures_of
-from orchestrator.core.simulation.trace import Outcome, Ran, TraceJob
+from orchestrator.core.simulation import POLICIES, Outcome, Ran, Simulation, Spread, TraceJob, figures_of
 from tests.unit.core.builders import node, nodes
 
 TWO_NODES = nodes(node("a", gpus=4, cpus=1e9), node("b", gpus=4, cpus=1e9))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 from orchestrator.core import events as ev
@@ -13,9 +12,8 @@ from orchestrator.core.facts.gpus import GpuLost, Xid
 from orchestrator.core.facts.rank_ends import ExitCode
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.notices import notices_of
-from orchestrator.core.sentences import sentence
 from orchestrator.core.states import FailureClass
-from orchestrator.core.stored.job_record import job_from_dict, job_to_dict
+from orchestrator.core.stored import job_from_dict, job_to_dict
 from orchestrator.daemon.diagnosis.finding_watch import FindingWatch, Senses
 from orchestrator.daemon.diagnosis.observing import job_seen, rank_seen
 from orchestrator.daemon.jobs.event_views import event_view
@@ -30,6 +28,7 @@ from orchestrator.spec.job import NotifySpec
 from orchestrator.store.port import StoredEvent
 from orchestrator.telemetry.logging import get_logger
 from orchestrator.train.script.progress import CheckpointFacts, ProgressSnapshot
+from tests.support.records import replace
 from tests.unit.core.builders import after, changed, make_spec, pending, started, up
 from tests.unit.gpu.support import gpu_info, sample
 
@@ -163,7 +162,7 @@ def test_a_view_has_the_newest_figures_and_the_record_those_of_the_opening() -> 
     told = []
     for _ in range(30):
         world.run(2.0, late=2.0)
-        told += [sentence(one) for one in world.watch.current(world.job.id)]
+        told += [one.sentence() for one in world.watch.current(world.job.id)]
     assert told
     assert all(one.startswith("the daemon's loop is 2.0 s") for one in told), "never those of the opening"
     assert len(world.events) == 1

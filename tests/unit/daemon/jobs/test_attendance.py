@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.diagnosis.observation import TerminalSeen
 from orchestrator.core.events import StopRequested
-from orchestrator.core.sentences import sentence
 from orchestrator.core.states import StopPurpose
 from orchestrator.daemon.jobs.attendance import Attendance
 from orchestrator.spec.model import InteractiveSpec
@@ -57,7 +56,7 @@ def test_an_idle_interactive_job_is_cancelled_once_all_its_ranks_are_idle() -> N
     (event,) = world.events
     assert isinstance(event, StopRequested)
     assert event.purpose is StopPurpose.CANCEL
-    assert sentence(event.by) == "its limit interactive.idle_limit"
+    assert event.by.sentence() == "its limit interactive.idle_limit"
 
 
 def test_a_job_is_not_late_while_a_rank_is_at_a_breakpoint() -> None:

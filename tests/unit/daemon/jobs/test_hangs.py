@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,12 +14,12 @@ from orchestrator.core.diagnosis.health import Frame, RankLook, Thread, Wait
 from orchestrator.core.facts.hangs import Sign
 from orchestrator.core.job.record import Job
 from orchestrator.core.lifecycle.fold import fold
-from orchestrator.core.sentences import failure_advice, failure_sentence
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.jobs.hangs import HangWatch
 from orchestrator.spec.job import HealthSpec
 from orchestrator.telemetry.logging import get_logger
 from orchestrator.train.script.progress import ProgressSnapshot
+from tests.support.records import replace
 from tests.unit.core.builders import after, changed, make_spec, pending, started, stop, up
 
 COLLECTIVE = (Frame("all_reduce", "/site-packages/torch/distributed/distributed_c10d.py", 1),)
@@ -106,9 +105,9 @@ def test_a_deadlock_ends_the_attempt_out_of_the_hang_budget_with_every_stack_in_
     assert isinstance(failed, ev.AttemptFailed)
     failure = failed.failure
     assert (failure.failure_class, failure.code, failure.rank, failed.retry) == ("hang", "hang", 1, True)
-    assert "pull (/work/data.py:7)" in failure_sentence(failure)
-    assert "where 0.1 s is usual" in failure_sentence(failure)
-    assert f"orch logs {world.job.id} --rank 1 --attempt 1" in failure_advice(failure, world.job.id)
+    assert "pull (/work/data.py:7)" in failure.sentence()
+    assert "where 0.1 s is usual" in failure.sentence()
+    assert f"orch logs {world.job.id} --rank 1 --attempt 1" in failure.advice(world.job.id)
     assert world.job.restarts == {"hang": 1}
     assert set(world.logs) == {0, 1}
     assert any("pull" in line for line in world.logs[1])
@@ -139,7 +138,7 @@ def test_a_rank_stopped_before_its_first_report_is_found_under_others_that_step_
     (failed,) = world.events
     assert isinstance(failed, ev.AttemptFailed)
     assert (failed.failure.failure_class, failed.failure.rank) == ("hang", 1)
-    assert "no sign of life for" in failure_sentence(failed.failure)
+    assert "no sign of life for" in failed.failure.sentence()
     assert set(world.logs) == {0, 1}
 
 
@@ -197,7 +196,7 @@ def test_two_hangs_are_forgiven_and_not_a_third() -> None:
     (failed,) = world.events
     assert isinstance(failed, ev.AttemptFailed)
     assert not failed.retry
-    assert "2 of 2 hang restarts used" in failure_sentence(failed.failure)
+    assert "2 of 2 hang restarts used" in failed.failure.sentence()
 
 
 def test_a_stopped_rank_is_found_in_any_phase_and_without_reading_stacks_first() -> None:
@@ -320,7 +319,7 @@ def test_output_counts_as_a_sign_of_life_of_a_script_that_reports_nothing() -> N
     assert world.events == []
     world.pass_by(40.0)
     assert world.codes == ["attempt_failed"]
-    assert "no sign of life for" in failure_sentence(world.job.failure)  # type: ignore[arg-type]
+    assert "no sign of life for" in world.job.failure.sentence()  # type: ignore[arg-type]
 
 
 def test_progress_during_an_examination_ends_it() -> None:

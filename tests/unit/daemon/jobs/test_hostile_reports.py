@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import math
 import os
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core import events as ev
 from orchestrator.core.facts.codec import fact_from
-from orchestrator.core.facts.notes import DroppedFact, LastOfItsKind, RecordRepaired, SaveFailed, UnusableValues
+from orchestrator.core.facts.notes import DroppedFact, LastOfItsKind, SaveFailed, UnusableValues
 from orchestrator.core.ids import JobId
 from orchestrator.core.job.record import Job
 from orchestrator.core.states import JobState
@@ -27,6 +26,7 @@ from orchestrator.daemon.jobs.views import job_view
 from orchestrator.daemon.loop import Loop
 from orchestrator.store.memory import MemoryStore
 from orchestrator.train.script.progress import CheckpointFacts, ProgressSnapshot
+from tests.support.records import replace
 from tests.support.stack import PATIENCE_SECONDS
 from tests.unit.core.builders import ID, T0, make_spec, pending, running, submission
 
@@ -71,7 +71,7 @@ def test_a_fact_that_cannot_be_folded_is_left_out_and_told_on_its_job_alone(name
     async def run() -> None:
         loop, store = await loop_with("one", "two")
         fact = ev.CheckpointSaved(job_id=JobId("one"), at=T0, attempt=0, step=1, path="/c")
-        await take(loop, dataclasses.replace(fact, **{name: value}), noted("two", "goes on"))
+        await take(loop, replace(fact, **{name: value}), noted("two", "goes on"))
         assert loop.jobs[JobId("two")].notes == (fact_from("goes on"),)
         if (name, value) in (("path", "x"), ("step", -1)):  # a page's step is checked where the page is read
             return
@@ -110,22 +110,6 @@ def test_what_only_counts_cannot_stop_the_loop() -> None:
         loop, _ = await loop_with("one", on_event=failing)
         await take(loop, noted("one", "goes on"))
         assert loop.jobs[JobId("one")].notes == (fact_from("goes on"),)
-
-    asyncio.run(run())
-
-
-def test_a_record_that_was_repaired_is_told_when_it_is_loaded() -> None:
-    class Old(MemoryStore):
-        async def load_live(self) -> list[Job]:
-            return [dataclasses.replace(job, unusable=("checkpoint_at",)) for job in await super().load_live()]
-
-    async def run() -> None:
-        loop, store = await loop_with("one", store=Old())
-        await loop.load()
-        await take(loop)
-        (told,) = (await store.job(JobId("one"))).notes
-        assert told == RecordRepaired(fields=("checkpoint_at",))
-        assert loop.jobs[JobId("one")].unusable == ()
 
     asyncio.run(run())
 

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from orchestrator.core.events import Exit, JobSubmitted, LeftOut
 from orchestrator.core.lifecycle.failure import ClassifiedFailure, classify
-from orchestrator.core.sentences import failure_advice, failure_sentence
 from orchestrator.core.states import FailureClass
-from orchestrator.core.stored.job_record import event_body, event_from
+from orchestrator.core.stored import event_body, event_from
 from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.daemon.jobs.event_views import left_out_notes, left_out_view
 from orchestrator.runtime.gangs.event_mapping import exited
 from orchestrator.runtime.nodes.workdir_walk import left_out_by
 from orchestrator.runtime.ranks.rank_events import RankEvent
 from tests.support.deep_trees import MakeDeep
+from tests.support.records import replace
 from tests.unit.core.builders import make_spec, pending, running, submission
 
 
@@ -141,9 +140,9 @@ def test_a_script_that_misses_such_a_file_is_told_how_to_bring_it_along(work: Pa
     verdict = classify(fold(job, told), 100.0)
     assert isinstance(verdict, ClassifiedFailure)
     assert (verdict.failure.failure_class, verdict.failure.code) == (FailureClass.USER, "file_left_out")
-    assert missing in failure_sentence(verdict.failure)
-    assert "!train.bin" in failure_advice(verdict.failure, "job")
-    assert ".orchignore" in failure_advice(verdict.failure, "job")
+    assert missing in verdict.failure.sentence()
+    assert "!train.bin" in verdict.failure.advice("job")
+    assert ".orchignore" in verdict.failure.advice("job")
 
 
 def test_the_first_event_keeps_it(work: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from orchestrator.core import events as ev
-from orchestrator.core.sentences import sentence
 from orchestrator.daemon.jobs.progress import ProgressTable
 from orchestrator.spec.job import CheckpointSpec
 from orchestrator.train.script.progress import CheckpointFacts, ProgressSnapshot
@@ -15,7 +14,7 @@ from tests.unit.core.builders import after, failed, gone, make_spec, pending, ru
 def notes(book: ProgressTable, path: Path, memory_bytes: int | None, **facts: object) -> list[str]:
     job = running(pending(make_spec(memory_bytes=memory_bytes)))
     snapshot = ProgressSnapshot(checkpoint=CheckpointFacts(**facts))  # type: ignore[arg-type]
-    return [sentence(e.note) for e in book.take(job, 1, 0, snapshot, path) if isinstance(e, ev.JobNoted)]
+    return [e.note.sentence() for e in book.take(job, 1, 0, snapshot, path) if isinstance(e, ev.JobNoted)]
 
 
 def test_snapshots_that_take_more_than_the_job_asks_for_are_told_once(tmp_path: Path) -> None:

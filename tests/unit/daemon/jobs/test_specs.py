@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from orchestrator.core.events import GitState
-from orchestrator.core.stored.job_record import event_body, event_from
+from orchestrator.core.stored import event_body, event_from
 from orchestrator.daemon.jobs.specs import MASK, spec_diff, spec_view
 from orchestrator.daemon.requests.files import archived_files
 from orchestrator.spec.job import change_spec, parse_job
 from orchestrator.spec.problems import SpecError
+from tests.support.records import replace
 from tests.unit.core.builders import submission
 
 if TYPE_CHECKING:

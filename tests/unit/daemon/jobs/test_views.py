@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from orchestrator.api.views import JobView
 from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.health import Frame, RankLook, Thread
@@ -19,6 +17,7 @@ from orchestrator.daemon.jobs.progress import JobProgress
 from orchestrator.daemon.jobs.views import job_view, rank_stacks
 from orchestrator.store.port import StoredEvent
 from orchestrator.train.script.progress import ProgressSnapshot
+from tests.support.records import replace
 from tests.unit.core.builders import after, changed, pending, seats, started, stop, up
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from orchestrator.daemon.nodes.care import LoopNodes
 from orchestrator.daemon.nodes.quarantine import NodeQuarantine
 from orchestrator.daemon.stopping import StopRequest
 from orchestrator.store.errors import StoreError
+from tests.support.records import replace
 from tests.unit.core.builders import node, running
 from tests.unit.daemon.parts import ADA, BOB, Rounds, Spawned
 

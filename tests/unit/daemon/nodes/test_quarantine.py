@@ -8,7 +8,6 @@ from orchestrator.core.diagnosis.quarantine import CHECK_AFTER_SECONDS
 from orchestrator.core.facts.fact import Fact
 from orchestrator.core.facts.nodes import DeviceWrong, RepeatedFailures
 from orchestrator.core.ids import JobId
-from orchestrator.core.sentences import sentence
 from orchestrator.daemon.nodes.quarantine import NodeQuarantine
 from orchestrator.daemon.nodes.queries import node_view
 from orchestrator.store.memory import MemoryStore
@@ -38,7 +37,7 @@ class Cluster:
 
     def quarantined(self) -> str:
         reason = self.quarantine.mark(PLACES)["a"].quarantined
-        return "" if reason is None else sentence(reason)
+        return "" if reason is None else reason.sentence()
 
     def look(self) -> bool:
         async def check(node_id: str) -> tuple[Fact, ...]:

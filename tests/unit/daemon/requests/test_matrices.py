@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +18,7 @@ from orchestrator.daemon.search.searches import Searches
 from orchestrator.daemon.submitting import submission
 from orchestrator.runtime.pools import Pools
 from orchestrator.store.errors import DiskFullError as StoreFullError
+from tests.support.records import replace
 from tests.unit.daemon.parts import LOG
 from tests.unit.daemon.requests.test_dependencies import until
 from tests.unit.daemon.requests.test_requests import ADA, YAML, Desk, on_a_desk

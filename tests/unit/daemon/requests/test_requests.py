@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import os
 import subprocess
 import weakref
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -29,7 +27,7 @@ from orchestrator.core.events import GitState, JobFinished, JobSubmitted
 from orchestrator.core.facts.reasons import PlacingGang
 from orchestrator.core.ids import JobId
 from orchestrator.core.scheduler.queues import Sharing
-from orchestrator.core.stored.job_record import job_from_text, job_to_dict
+from orchestrator.core.stored import job_from_dict, job_to_dict
 from orchestrator.daemon.loop import Published
 from orchestrator.daemon.metrics.metering import Metering
 from orchestrator.daemon.nodes.care import LoopNodes
@@ -48,6 +46,7 @@ from orchestrator.spec.queues import parse_queues
 from orchestrator.spec.settings import Settings
 from orchestrator.store.port import DiskStatus, DiskTrouble
 from orchestrator.train.script.profiling import TraceRefusedError
+from tests.support.records import replace
 from tests.unit.core.builders import node, pending, running, started
 from tests.unit.daemon.parts import ADA, BOB, Rounds
 
@@ -610,8 +609,7 @@ def test_memory_of_large_job_files_is_given_back_when_the_jobs_end(tmp_path: Pat
             job = await desk.reader.record(JobId((await desk.submissions.submit(request, ADA)).job_id or ""))
             assert await desk.reader.job(job.id)
             specs.append(weakref.ref(job.spec))
-            text = json.dumps(job_to_dict(job), separators=(",", ":"))
-            assert job_from_text(text) == job_from_text(text) == job
+            assert job_from_dict(job_to_dict(job)) == job_from_dict(job_to_dict(job)) == job
             metering = Metering(desk.settings, 0.0)
             await desk.act(job.id, Verb.CANCEL)
             ended = await desk.reader.record(job.id)

@@ -15,7 +15,6 @@ from orchestrator.core import events as ev
 from orchestrator.core.facts.gangs import MaxDuration
 from orchestrator.core.facts.reasons import Cancelled
 from orchestrator.core.facts.requesters import ByPruner
-from orchestrator.core.sentences import sentence
 from orchestrator.core.states import JobState
 from orchestrator.daemon.requests.matrices import BestValues, Matrices
 from orchestrator.daemon.search.advisor import AdvisorError, process_advisor
@@ -413,5 +412,5 @@ def test_a_process_that_ends_is_told_with_its_last_words() -> None:
 @pytest.mark.parametrize("value", [None, 2.5])
 def test_who_pruned_is_told(value: float | None) -> None:
     by = ByPruner(matrix="net-abc234", metric="loss", step=7, value=value)
-    assert sentence(by) == f"the pruner of net-abc234: loss was {'not finite' if value is None else '2.5'} at step 7"
-    assert sentence(Cancelled(by=by)).startswith("pruned at step 7: loss was ")
+    assert by.sentence() == f"the pruner of net-abc234: loss was {'not finite' if value is None else '2.5'} at step 7"
+    assert Cancelled(by=by).sentence().startswith("pruned at step 7: loss was ")

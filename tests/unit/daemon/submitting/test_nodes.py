@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from orchestrator.api.errors import RefusedError
 from orchestrator.daemon.submitting.checking import Checked
 from orchestrator.daemon.submitting.submission import check_fits
 from orchestrator.spec.job import parse_job
+from tests.support.records import replace
 from tests.unit.core.builders import node, nodes
 
 THERE = nodes(node("a", gpus=8), node("b", gpus=2))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from orchestrator.runtime.cluster.capacity import Capacity
 from orchestrator.runtime.cluster.nodes import LastSeen
 from orchestrator.runtime.nodes.control_plane import RayNode
 from tests.support.nodes import node_report
+from tests.support.records import replace
 
 if TYPE_CHECKING:
     from pathlib import Path

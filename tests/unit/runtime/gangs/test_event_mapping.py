@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from orchestrator.runtime.ranks.rank_events import RankEvent, RankGreeting
 from orchestrator.spec.paths import Paths
 from orchestrator.train.script.progress import ProgressSnapshot
 from tests.support.nodes import node_report
+from tests.support.records import replace
 
 JOB = JobId("train-aaaaaa")
 LOST = GangLostError(ActorLost(rank=0))

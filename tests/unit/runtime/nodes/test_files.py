@@ -8,7 +8,6 @@ import hashlib
 import os
 import time
 from collections.abc import Coroutine
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,6 +26,7 @@ from orchestrator.runtime.pools import Pool
 from orchestrator.runtime.ranks.logs import LogLimits, LogReader, LogWriter, log_path
 from orchestrator.spec.paths import Paths
 from tests.support.deep_trees import MakeDeep
+from tests.support.records import replace
 from tests.unit.core.builders import changed, make_spec, pending, running
 
 LIMITS = LogLimits(max_bytes=400, keep_files=2)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from orchestrator.core.diagnosis.definitions import COUNTED_SECONDS
-from orchestrator.core.diagnosis.figures.error_window import NO_ERRORS, ErrorWindow
+from orchestrator.core.diagnosis.figures import NO_ERRORS, ErrorWindow
 from orchestrator.core.diagnosis.observation import GpuSeen
+from orchestrator.core.thresholds import COUNTED_SECONDS
 
 
 def gpu(uncorrected: int | None, corrected: int | None = None, remapped: int | None = None) -> GpuSeen:

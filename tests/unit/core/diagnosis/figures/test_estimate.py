@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from orchestrator.core.diagnosis.figures.estimate import above, estimate
+from orchestrator.core.diagnosis.figures import above, estimate
 
 
 def test_outliers_change_no_estimate() -> None:

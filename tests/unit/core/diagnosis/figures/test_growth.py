@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from orchestrator.core.diagnosis.figures.growth import GrowthWindow
+from orchestrator.core.diagnosis.figures import GrowthWindow
 
 
 def after(minutes: int, used: Callable[[float], float], *, gap_at: float | None = None) -> GrowthWindow:

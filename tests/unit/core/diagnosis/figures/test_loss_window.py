@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from orchestrator.core.diagnosis import definitions as d
-from orchestrator.core.diagnosis.figures.loss_window import LossFigures, LossWindow
+from orchestrator.core import thresholds as d
+from orchestrator.core.diagnosis.figures import LossFigures, LossWindow
 
 
 def fed(values: list[float]) -> LossFigures:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from benchmarks.insight.traces import JobModel
 from orchestrator.core.diagnosis.diagnosis import Diagnosis
 from orchestrator.core.diagnosis.observation import JobSeen, ProcessSeen
 from orchestrator.core.facts import findings as f
-from orchestrator.core.sentences import advice, sentence
+from tests.support.records import replace
 
 GIB = 2**30
 
@@ -56,7 +54,7 @@ def test_the_rank_that_others_stand_in_locks_for_is_named_without_any_report() -
     (found,) = Ranks({"busy": 0.4, "locked": 0.6}, {"busy": 1.0}, {"busy": 0.45, "locked": 0.5}).found()
     assert isinstance(found, f.RankAwaited)
     assert (found.rank, found.busy, found.usual_busy) == (1, pytest.approx(1.0), pytest.approx(0.425))
-    assert "they probably wait for it in a collective" in sentence(found)
+    assert "they probably wait for it in a collective" in found.sentence()
 
 
 def test_ranks_without_a_process_group_never_wait_for_each_other() -> None:
@@ -79,8 +77,8 @@ class TestARankThatTheOthersWaitForWhileItSleeps:
         (found,) = Ranks(*self.SLEEPS).found(job=reporting() if reports else None)
         assert isinstance(found, f.RankAwaited)
         assert (found.rank, found.locked, found.usual_locked) == (1, pytest.approx(0.0), pytest.approx(0.575, abs=0.02))
-        assert "waits in a lock for 0% of the time and the others for about" in sentence(found)
-        assert "`orch stacks j --rank 1` shows where it is meanwhile" in advice(found, "j")
+        assert "waits in a lock for 0% of the time and the others for about" in found.sentence()
+        assert "`orch stacks j --rank 1` shows where it is meanwhile" in found.advice("j")
 
     @pytest.mark.parametrize("locked", [(0.6, 0.45), (0.6, 0.0, 0.2), (0.2, 0.2), (0.25, 0.0)])
     def test_a_small_difference_or_one_to_some_of_them_only_is_none(self, locked: tuple[float, ...]) -> None:
@@ -117,7 +115,7 @@ def test_memory_that_grows_towards_its_limit_says_when_it_is_reached() -> None:
     assert isinstance(found, f.HostMemoryGrowing)
     assert (found.rank, found.limit_bytes) == (0, 3 * GIB)
     assert found.seconds_left == pytest.approx((3 * GIB - found.used_bytes) / 1e7, rel=0.05)
-    assert "the kernel kills a rank in about" in sentence(found)
+    assert "the kernel kills a rank in about" in found.sentence()
 
 
 def test_memory_of_every_rank_is_one_finding_and_shares_what_its_node_has_left() -> None:

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.diagnosis import definitions as d
+from orchestrator.core import thresholds as d
 from orchestrator.core.diagnosis.diagnosis import Diagnosis
 from orchestrator.core.diagnosis.observation import JobSeen, SavesSeen, StorageSeen
 from orchestrator.core.facts import findings as f
-from orchestrator.core.sentences import advice, sentence
 
 GB = 10**9
 
@@ -40,8 +39,8 @@ def test_a_storage_without_room_for_the_next_checkpoint_is_full() -> None:
     assert job.look(60.0, room | {"free_bytes": 2 * GB + 1}, room | {"free_bytes": 9 * GB}) == []
     (found,) = job.look(30.0, room | {"free_bytes": GB}, room | {"free_bytes": 9 * GB})
     assert isinstance(found, f.StorageFull)
-    assert sentence(found) == "the storage of checkpoints has 953.7 MiB free, and a checkpoint takes 1.9 GiB"
-    assert "checkpoint.keep" in advice(found, "a")
+    assert found.sentence() == "the storage of checkpoints has 953.7 MiB free, and a checkpoint takes 1.9 GiB"
+    assert "checkpoint.keep" in found.advice("a")
     assert job.look(30.0, room | {"free_bytes": 9 * GB}, room | {"free_bytes": 9 * GB}) == []
 
 
@@ -50,9 +49,9 @@ def test_a_save_that_fails_for_want_of_room_is_a_full_storage_and_not_a_failing_
     job, failing = Job(), SavesSeen(failures=5, said="0 bytes free", cause=cause)
     (found,) = job.look(30.0, saves=failing)
     assert isinstance(found, f.StorageFull)
-    assert sentence(found).endswith("has no room (0 bytes free)")
+    assert found.sentence().endswith("has no room (0 bytes free)")
     (other,) = Job().look(30.0, saves=SavesSeen(failures=5, said="Input/output error", cause="EIO"))
-    assert sentence(other) == "checkpoints do not reach storage: 5 tries failed (Input/output error)"
+    assert other.sentence() == "checkpoints do not reach storage: 5 tries failed (Input/output error)"
 
 
 def test_a_write_that_takes_far_longer_than_usual_is_slow_on_its_rank() -> None:
@@ -63,8 +62,8 @@ def test_a_write_that_takes_far_longer_than_usual_is_slow_on_its_rank() -> None:
     (found,) = job.look(30.0, usual, usual | {"busy_seconds": 40.0})
     assert isinstance(found, f.StorageSlow)
     assert (found.rank, found.busy, found.seconds) == (1, True, 40.0)
-    assert "the newest write of a checkpoint of rank 1 has taken 40s, where 2s is usual" in sentence(found)
-    assert "iostat" in advice(found, "a")
+    assert "the newest write of a checkpoint of rank 1 has taken 40s, where 2s is usual" in found.sentence()
+    assert "iostat" in found.advice("a")
 
 
 def test_on_all_ranks_it_is_the_job_and_ends_with_the_next_quick_write() -> None:
@@ -86,7 +85,7 @@ def test_a_storage_that_has_always_been_slow_is_told_of_where_training_waits_for
         found = job.look(2.0, saves=SavesSeen(waited_seconds=0.5 * 2.0 * tick))
     (slow,) = found
     assert isinstance(slow, f.StorageSlow)
-    assert sentence(slow) == f"training waits for the storage of checkpoints for {slow.share:.0%} of the time"
+    assert slow.sentence() == f"training waits for the storage of checkpoints for {slow.share:.0%} of the time"
     assert d.WAITING_SHARE < slow.share <= 0.5
 
 
@@ -95,4 +94,4 @@ def test_the_first_write_may_take_minutes() -> None:
     assert Job().look(60.0, first, first) == []
     forever = {"busy_seconds": d.FIRST_WRITE_SECONDS + 1.0}
     (found,) = Job().look(60.0, forever, forever)
-    assert "has taken 10m1s" in sentence(found)
+    assert "has taken 10m1s" in found.sentence()

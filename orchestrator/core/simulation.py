@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from math import floor
-from typing import TYPE_CHECKING, Final
+from math import ceil, floor, fsum
+from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core import events as ev
 from orchestrator.core.cluster import EPSILON
@@ -23,7 +23,6 @@ from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.resources import take
 from orchestrator.core.scheduler.scheduler import State, decide
 from orchestrator.core.scheduler.use import UseHistory
-from orchestrator.core.simulation.trace import Outcome, Ran, TraceJob, Usage
 from orchestrator.spec.model import JobSpec, ResourcesSpec, WorkerResources
 
 if TYPE_CHECKING:
@@ -31,6 +30,184 @@ if TYPE_CHECKING:
 
     from orchestrator.core.cluster import Node
     from orchestrator.core.job.record import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceJob:
+    """A job of a trace: submitted at ``at``, running for ``seconds`` once it has ``ranks`` ranks of ``gpus`` GPUs each."""
+
+    at: float
+    seconds: float
+    ranks: int = 1
+    gpus: float = 1.0
+    user: str = ""
+    priority: int = 50
+    queue: str = "default"
+
+    @property
+    def all_gpus(self) -> float:
+        """GPUs of all ranks of the job."""
+        return self.ranks * self.gpus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """The result of a job. ``lost`` is GPU time that it repeated because it was preempted, in seconds."""
+
+    job: TraceJob
+    started_at: float
+    ended_at: float
+    preemptions: int = 0
+    lost: float = 0.0
+
+    @property
+    def wait(self) -> float:
+        """Seconds from its submission to its first start."""
+        return self.started_at - self.job.at
+
+    @property
+    def completion(self) -> float:
+        """Seconds from its submission to its end."""
+        return self.ended_at - self.job.at
+
+
+@dataclass(slots=True)
+class Usage:
+    """GPU time in seconds: all of it, busy, idle while jobs waited, and the part of that on partly used nodes."""
+
+    total: float = 0.0
+    busy: float = 0.0
+    idle_while_waiting: float = 0.0
+    in_pieces: float = 0.0
+
+    def add(self, seconds: float, *, gpus: float, busy: float, pieces: float, waiting: bool) -> None:
+        """Count a span in which nothing changed."""
+        self.total += seconds * gpus
+        self.busy += seconds * busy
+        if waiting:
+            self.idle_while_waiting += seconds * (gpus - busy)
+            self.in_pieces += seconds * pieces
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A whole simulation: each job in order of its end, those that can never fit, and (time, busy GPUs, waiting jobs) over time."""
+
+    ran: tuple[Ran, ...]
+    refused: tuple[TraceJob, ...]
+    usage: Usage
+    samples: tuple[tuple[float, float, int], ...]
+
+
+SHORT_SECONDS: Final = 10.0
+"""Jobs count as at least this long in slowdowns, so that the shortest do not determine the mean."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Mean, median and 99th percentile."""
+
+    mean: float
+    median: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Return the spread of some values; zeros without any."""
+        if not values:
+            return cls(mean=0.0, median=0.0, p99=0.0)
+        found = sorted(values)
+        return cls(mean=fsum(found) / len(found), median=_quantile(found, 0.5), p99=_quantile(found, 0.99))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """The figures of a policy on a trace. Times in seconds; ratios 0-1.
+
+    ``utilization`` is the share of GPU time that was used, ``idle_while_waiting`` the share that was idle although jobs waited,
+    ``fragmentation`` the part of that which lay on partly used nodes. ``fairness`` is Jain's index over users' mean speed: the
+    time that their jobs ran per time from submission to end.
+    """
+
+    jobs: int
+    refused: int
+    completion: Spread
+    wait: Spread
+    slowdown: Spread
+    utilization: float
+    idle_while_waiting: float
+    fragmentation: float
+    fairness: float
+    preemptions: int
+    lost_gpu_seconds: float
+    makespan: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON-ready values."""
+        spreads = {
+            name: {"mean": spread.mean, "median": spread.median, "p99": spread.p99}
+            for name, spread in (
+                ("completion_seconds", self.completion),
+                ("wait_seconds", self.wait),
+                ("slowdown", self.slowdown),
+            )
+        }
+        return {
+            "jobs": self.jobs,
+            "refused": self.refused,
+            **spreads,
+            "utilization": self.utilization,
+            "idle_while_waiting": self.idle_while_waiting,
+            "fragmentation": self.fragmentation,
+            "fairness": self.fairness,
+            "preemptions": self.preemptions,
+            "lost_gpu_seconds": self.lost_gpu_seconds,
+            "makespan_seconds": self.makespan,
+        }
+
+
+def figures_of(outcome: Outcome) -> Figures:
+    """Return the figures of one simulation."""
+    ran, usage = outcome.ran, outcome.usage
+    return Figures(
+        jobs=len(ran),
+        refused=len(outcome.refused),
+        completion=Spread.of([one.completion for one in ran]),
+        wait=Spread.of([one.wait for one in ran]),
+        slowdown=Spread.of([_slowdown(one) for one in ran]),
+        utilization=_share(usage.busy, usage.total),
+        idle_while_waiting=_share(usage.idle_while_waiting, usage.total),
+        fragmentation=_share(usage.in_pieces, usage.idle_while_waiting),
+        fairness=_fairness(ran),
+        preemptions=sum(one.preemptions for one in ran),
+        lost_gpu_seconds=fsum(one.lost for one in ran),
+        makespan=max((one.ended_at for one in ran), default=0.0) - min((one.job.at for one in ran), default=0.0),
+    )
+
+
+def _slowdown(one: Ran) -> float:
+    return max(1.0, one.completion / max(one.job.seconds, SHORT_SECONDS))
+
+
+def _fairness(ran: Sequence[Ran]) -> float:
+    """Return Jain's index: 1 when all users fare equally, 1/n when one of n has everything."""
+    times: dict[str, list[float]] = {}
+    for one in ran:
+        sums = times.setdefault(one.job.user, [0.0, 0.0])
+        sums[0] += one.job.seconds
+        sums[1] += one.completion
+    speeds = [_share(running, whole) for running, whole in times.values()]
+    squares = fsum(speed * speed for speed in speeds)
+    return _share(fsum(speeds) ** 2, len(speeds) * squares) if squares else 1.0
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    return ordered[max(0, ceil(share * len(ordered)) - 1)]
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
+
 
 SAMPLES: Final = 500
 CHECKPOINT_SECONDS: Final = 1800.0

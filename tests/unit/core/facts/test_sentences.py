@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,21 +32,21 @@ from orchestrator.core.facts.requesters import (
     ByNodeReservation,
     ByShutdown,
 )
-from orchestrator.core.sentences import advice, failure_advice, failure_sentence, sentence
 from orchestrator.core.states import FailureClass, StopPurpose
+from tests.support.records import replace
 from tests.unit.core import strategies
 
 
 @pytest.mark.parametrize("kind", sorted(FACTS))
 def test_every_fact_has_words(kind: str) -> None:
-    assert sentence.dispatch(FACTS[kind]) is not sentence.dispatch(object)
+    assert FACTS[kind].sentence is not Fact.sentence
 
 
 @settings(max_examples=200, deadline=None)
 @given(strategies.known_facts)
 def test_whatever_a_fact_holds_can_be_said(fact: Fact) -> None:
-    assert isinstance(sentence(fact), str)
-    assert isinstance(advice(fact, "job-1"), str)
+    assert isinstance(fact.sentence(), str)
+    assert isinstance(fact.advice("job-1"), str)
 
 
 ENDS = sorted((cls for cls in FACTS.values() if issubclass(cls, RankEnd)), key=lambda cls: cls.kind)
@@ -59,16 +57,16 @@ ABOUT_THE_GPU = {GpuSilent, GpuFailing, Quarantined}
 @given(data=st.data())
 @settings(max_examples=10, deadline=None)
 def test_the_end_of_a_rank_names_it(cls: type[RankEnd], data: st.DataObject) -> None:
-    fact = dataclasses.replace(data.draw(strategies.fact_of(cls)), rank=37)
-    assert sentence(fact).startswith("rank 37")
+    fact = replace(data.draw(strategies.fact_of(cls)), rank=37)
+    assert fact.sentence().startswith("rank 37")
 
 
 @pytest.mark.parametrize("problem", Problem)
 def test_every_problem_of_a_script_has_words_and_advice(problem: Problem) -> None:
     fact = ScriptProblem(rank=2, problem=problem)
-    assert sentence(fact).startswith("rank 2: ")
-    assert advice(fact, "job-1")
-    assert "JOB" not in advice(fact, "job-1")
+    assert fact.sentence().startswith("rank 2: ")
+    assert fact.advice("job-1")
+    assert "JOB" not in fact.advice("job-1")
 
 
 @pytest.mark.parametrize(
@@ -158,14 +156,14 @@ def test_every_problem_of_a_script_has_words_and_advice(problem: Problem) -> Non
     ],
 )
 def test_the_words_of_a_fact(fact: Fact, words: str) -> None:
-    assert sentence(fact) == words
+    assert fact.sentence() == words
 
 
 def test_a_gpu_keeps_its_id_however_long_the_words_of_a_program_are() -> None:
     fact = Xid(rank=0, gpu_uuid="GPU-1234", number=79, seconds_before=2.0)
-    assert sentence(fact) == "rank 0: its GPU went away (gpu GPU-1234: Xid 79, 2 s before)"
+    assert fact.sentence() == "rank 0: its GPU went away (gpu GPU-1234: Xid 79, 2 s before)"
     long = PythonException(rank=0, error_type="ValueError", said="x" * 5000)
-    assert len(sentence(long)) < 300
+    assert len(long.sentence()) < 300
     assert len(long.said) == 5000
 
 
@@ -176,8 +174,8 @@ def test_a_failure_says_why_it_is_not_tried_again_and_what_became_of_the_log_pol
         policy_note=PoliciesLeftOut(pattern="(a+)+", seconds=2.0),
         refusal=BudgetSpent(failure_class=FailureClass.USER, used=1, budget=1),
     )
-    assert failure_sentence(failure) == "rank 0 raised ValueError: boom; not tried again: 1 of 1 user restarts used"
-    told = failure_advice(failure, "job-1")
+    assert failure.sentence() == "rank 0 raised ValueError: boom; not tried again: 1 of 1 user restarts used"
+    told = failure.advice("job-1")
     assert told.startswith("read the traceback: orch logs job-1 --rank 0; the log policy ")
 
 
@@ -193,4 +191,4 @@ def test_a_failure_says_why_it_is_not_tried_again_and_what_became_of_the_log_pol
     ],
 )
 def test_why_log_policies_are_left_out(fact: PoliciesLeftOut, said: str) -> None:
-    assert sentence(fact).startswith(said)
+    assert fact.sentence().startswith(said)

@@ -1,1 +1,0 @@
-"""Figures: values over windows of time, computed from a job's observations."""
