@@ -32,6 +32,14 @@ BUSY_UTILIZATION: Final = 0.4
 SPINNING_UTILIZATION: Final = 0.8
 """GPUs that wait in a collective are busy for at least this share of the time."""
 IDLE_UTILIZATION: Final = 0.02
+BALANCE_SECONDS: Final = 60.0
+"""A job's balance compares its GPUs' averages over this time."""
+SETTLED_SECONDS: Final = 10.0
+"""A job that has run for less than this has no balance: its ranks do not all start at once."""
+UNUSED_UTILIZATION: Final = 0.05
+"""Nor has a job whose GPUs are on average busy for no more than this share of the time."""
+BALANCE_BANDS: Final = (0.05, 0.10, 0.20)
+"""The bands of a balance end at these coefficients of variation: excellent, good, fair. Above them it is poor."""
 LOCKSTEP: Final = 1.1
 """Ranks with steps that take the same time to within this factor meet in a collective at every step."""
 LEAST_STEP_SHARE: Final = 0.05
@@ -240,7 +248,7 @@ DEFINITIONS: Final[Mapping[type[f.Finding], Definition]] = {
         close_seconds=60.0,
         apart=True,
     ),
-    f.LoadUneven: _over("coefficient of variation of utilization or power", 0.2, 0.15, (60.0, 60.0)),
+    f.LoadUneven: _over("coefficient of variation of utilization or power", BALANCE_BANDS[-1], 0.15, (60.0, 60.0)),
     f.LossNotFinite: Definition(
         figure="metrics that are NaN or infinite",
         opens_at=1.0,

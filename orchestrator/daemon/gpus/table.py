@@ -11,7 +11,7 @@ from orchestrator.core.facts.codec import fact_to_dict
 from orchestrator.core.facts.gpus import GpuState
 from orchestrator.core.sentences import sentence
 from orchestrator.daemon.gpus.conditions import gpu_conditions
-from orchestrator.gpu.balance.view import GpuOwner, GpuRow, gpu_row
+from orchestrator.gpu.row import GpuOwner, GpuRow, gpu_row
 from orchestrator.gpu.sampler import Health
 
 if TYPE_CHECKING:
