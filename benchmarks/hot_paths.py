@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import sys
 import tempfile
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -161,33 +162,22 @@ def write(resources: ExitStack) -> Callable[[], object]:
 
 def exporter_page(_: ExitStack) -> Callable[[], object]:
     """Return a call that renders a page of eight GPUs, each with a new sample."""
-    from orchestrator.gpu.exporter.exposition import ExporterStatus, Renderer, compose
-    from orchestrator.gpu.sample import GpuInfo, Sample, Vendor
+    from prometheus_client import generate_latest
 
-    infos = [
-        GpuInfo(
-            uuid=f"GPU-{n}",
-            index=n,
-            ordinal=n,
-            vendor=Vendor.NVIDIA,
-            model="H100",
-            memory_total_bytes=80 << 30,
-            pci_bus_id=f"0000:0{n}:00.0",
-            driver_version="1",
-        )
-        for n in range(8)
-    ]
-    renderers = [Renderer(info, "n0") for info in infos]
+    from orchestrator.gpu.drivers.simulated import open_simulated
+    from orchestrator.gpu.exporter import GpuExporter
+    from orchestrator.gpu.sample import Sample
+
+    exporter = GpuExporter(open_simulated(8, "n0", None), "n0")
     counter = itertools.count(1)
 
     def run() -> bytes:
         number = next(counter)
-        blocks = []
-        for info, renderer in zip(infos, renderers, strict=True):
-            sample = Sample(
-                gpu_uuid=info.uuid,
+        for gpu in exporter.gpus:
+            gpu.sampler.latest = Sample(
+                gpu_uuid=gpu.sampler.info.uuid,
                 timestamp=T0 + number,
-                monotonic=float(number),
+                monotonic=time.monotonic(),
                 utilization=number % 100 / 100,
                 memory_used_bytes=(number % 80) << 30,
                 memory_total_bytes=80 << 30,
@@ -196,8 +186,7 @@ def exporter_page(_: ExitStack) -> Callable[[], object]:
                 temperatures=(("gpu", 40.0 + number % 40),),
                 clocks=(("sm", 1.7e9), ("memory", 2.6e9)),
             )
-            blocks.append(renderer.block(sample, ExporterStatus(up=True, last_success=T0 + number, read_errors=0)))
-        return compose(blocks)
+        return generate_latest(exporter.registry)
 
     return run
 

@@ -28,7 +28,7 @@ from orchestrator.api.service import Caller, JobFilter, SubmitRequest
 from orchestrator.core import events as ev
 from orchestrator.core.ids import JobId
 from orchestrator.daemon.loop import Loop
-from orchestrator.daemon.metrics.metering import Metering
+from orchestrator.daemon.metrics import Metering
 from orchestrator.daemon.nodes.care import LoopNodes
 from orchestrator.daemon.nodes.quarantine import NodeQuarantine
 from orchestrator.daemon.recovery import Recovery

@@ -267,9 +267,9 @@ def _balance() -> Section:
                 "CV: standard deviation over mean across the job's GPUs; under 5 % excellent, under 10 % good, under 20 % "
                 "fair, else poor. Ranks that wait in a collective spin at full utilization: only power shows them.",
                 Query(expr=names),
-                Query(expr=of(rules.cv(c.GPU_UTILIZATION))),
-                Query(expr=of(rules.cv(c.GPU_POWER))),
-                Query(expr=of(rules.least_share(c.GPU_POWER))),
+                Query(expr=of(rules.cv("utilization"))),
+                Query(expr=of(rules.cv("power"))),
+                Query(expr=of(rules.least_share("power"))),
                 Query(expr=of(c.JOB_GPUS.name)),
                 Query(expr=of(c.JOB_GPU_SILENT.name)),
                 missing=words.NO_DAEMON,

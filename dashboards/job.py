@@ -238,12 +238,12 @@ def _gpus() -> Section:
 
 def _balance() -> Section:
     cvs = [
-        Query(expr=of_chosen_jobs(per(rules.cv(metric), "job_id")), legend="{{job_id}} " + quantity)
-        for quantity, metric in rules.BALANCED
+        Query(expr=of_chosen_jobs(per(rules.cv(quantity), "job_id")), legend="{{job_id}} " + quantity)
+        for quantity in rules.BALANCED
     ]
     shares = [
-        Query(expr=of_chosen_jobs(per(rules.least_share(metric), "job_id")), legend="{{job_id}} " + quantity)
-        for quantity, metric in rules.BALANCED
+        Query(expr=of_chosen_jobs(per(rules.least_share(quantity), "job_id")), legend="{{job_id}} " + quantity)
+        for quantity in rules.BALANCED
     ]
     return Section(
         title="Balance",
@@ -252,7 +252,7 @@ def _balance() -> Section:
                 "Balance over time (CV)",
                 "Under 5 % excellent, under 10 % good, under 20 % fair, else poor. No value for one GPU or an idle job.",
                 *cvs,
-                missing=words.NO_RULES,
+                missing=words.NO_BALANCE,
                 look=CV,
                 bands=True,
             ),
@@ -260,7 +260,7 @@ def _balance() -> Section:
                 "Least loaded GPU over the median",
                 f"1 is perfect; under {rules.LEAST_SHARE:g}, a GPU is a straggler, however many GPUs the job has.",
                 *shares,
-                missing=words.NO_RULES,
+                missing=words.NO_BALANCE,
                 look=RATIO,
             ),
         ),

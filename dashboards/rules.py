@@ -8,7 +8,7 @@ identify its subject (job_id, gpu_uuid, node), so that Alertmanager can group, s
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from dashboards.promql import (
     GPU_IDENTITY,
@@ -23,9 +23,6 @@ from dashboards.promql import (
 from orchestrator import catalogue as c
 from orchestrator.core import thresholds as d
 
-if TYPE_CHECKING:
-    from orchestrator.catalogue import Metric
-
 Severity = Literal["info", "warning", "critical"]
 Component = Literal["job", "gpu", "node", "queue", "daemon"]
 
@@ -33,12 +30,10 @@ DAEMON_JOB: Final = "orch-daemon"
 EXPORTER_JOB: Final = "orch-gpu"
 """Names of the scrape jobs, as in the generated Prometheus configuration."""
 
-CV_LIMIT: Final = 0.20
-"""Above this the balance of a job is poor (bands: 5 %, 10 %, 20 %)."""
+CV_LIMIT: Final = d.BALANCE_BANDS[-1]
+"""Above this the balance of a job is poor."""
 LEAST_SHARE: Final = 0.7
 """A GPU with less than this share of its job's median load is a straggler, however many GPUs there are."""
-IDLE_MEAN: Final = 0.05
-"""Below this mean utilization a job has no balance: noise of 0 and 2 % would be a CV of 100 %."""
 STARVED_SECONDS: Final = 4 * 3600
 """A job that waits for longer than this is stuck, even when other jobs of its queue start."""
 SLOW_RANK: Final = 1.5
@@ -85,27 +80,21 @@ class Group:
     alerts: tuple[Alert, ...] = field(default=())
 
 
-BALANCED: Final[tuple[tuple[str, Metric], ...]] = (
-    ("utilization", c.GPU_UTILIZATION),
-    ("memory", c.GPU_MEMORY_USED),
-    ("power", c.GPU_POWER),
-)
-"""The quantities whose balance is recorded. Ranks that wait in a collective spin at 100 %: only power shows them."""
+BALANCED: Final = ("utilization", "memory", "power")
+"""The quantities that have a balance. Ranks that wait in a collective spin at 100 %: only power shows them."""
+
+MEAN_UTILIZATION: Final = f"gpu_uuid_job_id:{c.GPU_UTILIZATION.name}:avg1m"
+"""Name of the recorded utilization of a GPU, per job that holds it, averaged over a minute."""
 
 
-def per_gpu(metric: Metric) -> str:
-    """Return the name of the recorded value of a GPU, per job that holds it, averaged over a minute."""
-    return f"gpu_uuid_job_id:{metric.name}:avg1m"
+def cv(quantity: str) -> str:
+    """Return the coefficient of variation over each job's GPUs, as the daemon reports it."""
+    return selector(c.JOB_GPU_BALANCE_CV, quantity=quantity)
 
 
-def cv(metric: Metric) -> str:
-    """Return the name of the recorded coefficient of variation over a job's GPUs."""
-    return f"job_id:{metric.name}:cv1m"
-
-
-def least_share(metric: Metric) -> str:
-    """Return the name of the recorded value of a job's least loaded GPU over that of its median GPU."""
-    return f"job_id:{metric.name}:min_per_median1m"
+def least_share(quantity: str) -> str:
+    """Return each job's least loaded GPU over its median GPU, as the daemon reports it."""
+    return selector(c.JOB_GPU_BALANCE_MIN_PER_MEDIAN, quantity=quantity)
 
 
 SLOW_RANKS: Final = "job_id_rank:orch_job_rank_step_seconds:per_others"
@@ -115,24 +104,7 @@ SILENT_GPUS: Final = "job_id_gpu_uuid_rank:orch_job_gpu:silent"
 
 
 def _balance_records() -> tuple[Record, ...]:
-    busy = f"avg without (gpu_uuid) ({per_gpu(c.GPU_UTILIZATION)}) > {IDLE_MEAN}"
-    records = [
-        Record(name=per_gpu(metric), expr=on_gpus_of_jobs(f"avg_over_time({metric.name}[1m])"))
-        for _, metric in BALANCED
-    ]
-    for _, metric in BALANCED:
-        each = per_gpu(metric)
-        # a job without utilization from the driver cannot be recognised as idle: its power and memory are recorded
-        unknown = f"(count without (gpu_uuid) ({each}) unless avg without (gpu_uuid) ({per_gpu(c.GPU_UTILIZATION)}))"
-        guard = f"and (count without (gpu_uuid) ({each}) > 1)\nand (({busy}) or {unknown})"
-        # x > 0 keeps 0 / 0 out: memory of a job that has allocated nothing, a sensor that reads 0
-        mean = f"(avg without (gpu_uuid) ({each}) > 0)"
-        median = f"(quantile without (gpu_uuid) (0.5, {each}) > 0)"
-        records += [
-            Record(name=cv(metric), expr=f"stddev without (gpu_uuid) ({each}) / {mean}\n{guard}"),
-            Record(name=least_share(metric), expr=f"min without (gpu_uuid) ({each}) / {median}\n{guard}"),
-        ]
-    return tuple(records)
+    return (Record(name=MEAN_UTILIZATION, expr=on_gpus_of_jobs(f"avg_over_time({c.GPU_UTILIZATION.name}[1m])")),)
 
 
 def _identity_records() -> tuple[Record, ...]:
@@ -157,16 +129,9 @@ def _identity_records() -> tuple[Record, ...]:
 
 
 def _balance_alerts() -> tuple[Alert, ...]:
-    cvs = "\nor\n".join(
-        only_running(f'label_replace({cv(metric)} > {CV_LIMIT}, "quantity", "{quantity}", "", "")')
-        for quantity, metric in BALANCED
-        if quantity != "memory"
-    )
-    shares = "\nor\n".join(
-        only_running(f'label_replace({least_share(metric)} < {LEAST_SHARE}, "quantity", "{quantity}", "", "")')
-        for quantity, metric in BALANCED
-        if quantity != "memory"
-    )
+    waits = "!=memory"  # a rank that waits for others shows in its GPU's load and power
+    cvs = only_running(f"{per(cv(waits), 'job_id', 'quantity')} > {CV_LIMIT}")
+    shares = only_running(f"{per(least_share(waits), 'job_id', 'quantity')} < {LEAST_SHARE}")
     return (
         Alert(
             name="OrchJobImbalance",
@@ -351,7 +316,7 @@ def _job_alerts() -> tuple[Alert, ...]:
     least = f"{d.UNSAVED_SECONDS:.0f}"
     allowed = f"(clamp_min({d.SAVES_MISSED:.0f} * {interval}, {least}) or on (job_id) {checkpoint} * 0 + {least})"
     unsaved = f"time() - {per(started, 'job_id')} > {d.NEVER_SAVED_SECONDS:.0f}"
-    idle = f"max without (gpu_uuid) ({per_gpu(c.GPU_UTILIZATION)}) < {d.IDLE_UTILIZATION}"
+    idle = f"max without (gpu_uuid) ({MEAN_UTILIZATION}) < {d.IDLE_UTILIZATION}"
     return (
         Alert(
             name="OrchJobFailed",

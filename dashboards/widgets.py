@@ -14,6 +14,8 @@ from typing import Any, Final
 from grafanalib import core as g
 from grafanalib._gen import DashboardEncoder
 
+from orchestrator.core import thresholds as d
+
 SCHEMA_VERSION: Final = 39
 """Schema version of Grafana 11; newer versions of Grafana read and migrate it."""
 SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
@@ -56,7 +58,9 @@ SECONDS: Final = Look(unit="s", low=0)
 WATTS: Final = Look(unit="watt", low=0)
 BYTES: Final = Look(unit="bytes", low=0)
 GPUS: Final = Look(unit="short", low=0)
-CV: Final = Look(unit="percentunit", low=0, limits=((0.05, "yellow"), (0.10, "orange"), (0.20, "red")))
+CV: Final = Look(
+    unit="percentunit", low=0, limits=tuple(zip(d.BALANCE_BANDS, ("yellow", "orange", "red"), strict=True))
+)
 """The bands of balance: excellent, good, fair, poor."""
 SHARE: Final = Look(unit="percentunit", low=0, base="red", limits=((0.5, "orange"), (0.8, "green")))
 NONE_IS_GOOD: Final = Look(unit="short", low=0, limits=((1, "red"),))

@@ -11,10 +11,13 @@ import math
 import random
 from collections import deque
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from orchestrator.core.diagnosis.diagnosis import Diagnosis
 from orchestrator.core.diagnosis.observation import GpuSeen, JobSeen, RankSeen, SavesSeen
+from orchestrator.core.thresholds import BALANCE_SECONDS
+from orchestrator.gpu.load import GpuLoad, balance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,6 +68,9 @@ class JobModel:
     paused: Callable[[float], bool] = lambda _: False
     saves: Callable[[float], SavesSeen] = lambda _: SavesSeen()
     each: list[RankModel] = field(default_factory=list)
+    minute: deque[list[tuple[float, float]]] = field(
+        default_factory=lambda: deque(maxlen=round(BALANCE_SECONDS / TICK_SECONDS))
+    )
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -88,7 +94,22 @@ class JobModel:
             saves=self.saves(at),
         )
         job = replace(job, gpus=tuple(self._with_memory(replace(gpu, sampled_at=at), at) for gpu in job.gpus))
-        return self.hook(self, at, job) if self.hook is not None else job
+        job = self.hook(self, at, job) if self.hook is not None else job
+        return replace(job, load_cv=self._load_cv(job.gpus))
+
+    def _load_cv(self, gpus: Sequence[GpuSeen]) -> float | None:
+        """Return the job's coefficient of variation, as the daemon has it from the exporters' last minute."""
+        if any(gpu.silent or gpu.utilization is None or gpu.power_watts is None for gpu in gpus):
+            return None
+        self.minute.append([(gpu.utilization or 0.0, gpu.power_watts or 0.0) for gpu in gpus])
+        same = [row for row in self.minute if len(row) == len(gpus)]
+        means = [[fmean(value) for value in zip(*column, strict=True)] for column in zip(*same, strict=True)]
+        loads = {
+            str(number): GpuLoad(utilization=utilization, memory=None, power=watts)
+            for number, (utilization, watts) in enumerate(means)
+        }
+        worst = balance(loads).worst
+        return None if worst is None else worst.cv
 
     def _normal(self, count: int) -> Sequence[float]:
         """Return normally distributed values from a table: drawing each would take most of the time of a trace."""

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
         StacksView,
         SubmitReply,
     )
-    from orchestrator.gpu.balance.view import GpuRow
+    from orchestrator.gpu.row import GpuRow
 
 DEADLINE_SECONDS = 10.0
 SLOW_DEADLINE_SECONDS = 600.0
@@ -263,7 +263,7 @@ class Client:
 
         Raises ProtocolMismatchError for an answer that holds something else.
         """
-        from orchestrator.gpu.balance.view import GpuRow
+        from orchestrator.gpu.row import GpuRow
 
         reply = self._call("GET", "/gpus")
         try:

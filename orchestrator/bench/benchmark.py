@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from orchestrator.bench.plan import BenchRequest, Cell
-    from orchestrator.gpu.reader import GpuReader
+    from orchestrator.gpu.sample import GpuReader
 
 SCHEMA = 1
 

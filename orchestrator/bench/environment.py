@@ -10,12 +10,12 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.gpu.reader import Detail, GpuReadError
+from orchestrator.gpu.sample import Detail, GpuReadError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from orchestrator.gpu.reader import GpuReader
+    from orchestrator.gpu.sample import GpuReader
 
 _PREFIXES: Final = ("NCCL_", "GLOO_", "TORCH_NCCL_", "OMP_", "MKL_", "CUDA_", "HIP_", "ROCR_")
 _TOPOLOGY_SECONDS: Final = 15.0

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Final, Self
 
-from orchestrator.gpu.reader import Detail, GpuReadError
+from orchestrator.gpu.sample import Detail, GpuReadError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestrator.gpu.reader import GpuReader
-    from orchestrator.gpu.sample import Sample
+    from orchestrator.gpu.sample import GpuReader, Sample
 
 EVERY_SECONDS: Final = 0.1
 

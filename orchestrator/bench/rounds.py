@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from orchestrator.bench.plan import BenchRequest, Cell
-    from orchestrator.gpu.reader import GpuReader
+    from orchestrator.gpu.sample import GpuReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,13 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError, NotFoundError, OrchError
-from orchestrator.gpu.drivers.assignments import FILE_NAME, write_assignments
 from orchestrator.gpu.drivers.inventory import survey
-from orchestrator.gpu.recording.gputop import RecordingError, read_recording
-from orchestrator.gpu.recording.plot import PlotError, write_plot
+from orchestrator.gpu.drivers.simulated import FILE_NAME, write_assignments
+from orchestrator.gpu.recording.reading import RecordingError, read_recording
 from orchestrator.gpu.recording.recorder import TRAINING_VARIABLE, Recorder, RecordOptions, TrainingFile
-from orchestrator.gpu.recording.recording_diff import comparison_text
-from orchestrator.gpu.recording.summary import write_summary
+from orchestrator.gpu.recording.reports import PlotError, comparison_text, write_plot, write_summary
 from orchestrator.units import plural
 
 if TYPE_CHECKING:
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
 
     from orchestrator.cli.session import Session
     from orchestrator.gpu.drivers.inventory import Survey
-    from orchestrator.gpu.recording.recording import Recording
+    from orchestrator.gpu.recording.reading import Recording
 
 SPREAD_SECONDS = 0.5
 SIMULATED = "simulated-"

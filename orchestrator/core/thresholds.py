@@ -20,12 +20,14 @@ BUSY_UTILIZATION: Final = 0.4
 SPINNING_UTILIZATION: Final = 0.8
 """GPUs that wait in a collective are busy for at least this share of the time."""
 IDLE_UTILIZATION: Final = 0.02
-COMPARABLE_UTILIZATION: Final = 0.05
-"""GPUs whose mean utilization is below this have no coefficient of variation (CV): a few percent of nothing differ by chance."""
-CV_EXCELLENT: Final = 0.05
-CV_GOOD: Final = 0.10
-CV_FAIR: Final = 0.20
-"""The bands of a CV end here; from ``CV_FAIR`` on the load is uneven."""
+BALANCE_SECONDS: Final = 60.0
+"""A job's balance compares its GPUs' averages over this time."""
+SETTLED_SECONDS: Final = 10.0
+"""A job that has run for less than this has no balance: its ranks do not all start at once."""
+UNUSED_UTILIZATION: Final = 0.05
+"""GPUs whose mean utilization is at most this have no coefficient of variation (CV): a few percent of nothing differ by chance."""
+BALANCE_BANDS: Final = (0.05, 0.10, 0.20)
+"""The bands of a CV end here: excellent, good, fair. Above them the load is uneven: poor."""
 LOCKSTEP: Final = 1.1
 """Ranks with steps that take the same time to within this factor meet in a collective at every step."""
 LEAST_STEP_SHARE: Final = 0.05

@@ -15,11 +15,9 @@ from orchestrator.daemon.curves import Curves
 from orchestrator.daemon.daemon import Daemon
 from orchestrator.daemon.diagnosis.finding_watch import FindingWatch, senses_of
 from orchestrator.daemon.estimates import EstimateRecord, Estimates
-from orchestrator.daemon.gpus.balances import JobBalances
-from orchestrator.daemon.gpus.conditions import known_conditions
-from orchestrator.daemon.gpus.reserving import GpuReserving
+from orchestrator.daemon.gpus.conditions import GpuReserving, known_conditions
 from orchestrator.daemon.gpus.table import GpuTable
-from orchestrator.daemon.gpus.watch import GpuWatch
+from orchestrator.daemon.gpus.watch import GpuWatch, JobBalances
 from orchestrator.daemon.health import DaemonHealth, Endpoints
 from orchestrator.daemon.job_reports import JobReports
 from orchestrator.daemon.job_trackers import JobTrackers
@@ -30,8 +28,7 @@ from orchestrator.daemon.jobs.progress import ProgressTable
 from orchestrator.daemon.jobs.progress_intake import ProgressIntake
 from orchestrator.daemon.jobs.tidying import Tidying
 from orchestrator.daemon.loop import Loop, decided_jobs, live_jobs
-from orchestrator.daemon.metrics.view_source import MetricsViewSource
-from orchestrator.daemon.metrics_source import Reading
+from orchestrator.daemon.metrics import MetricsSource
 from orchestrator.daemon.nodes.actions import NodeActions
 from orchestrator.daemon.nodes.care import HeadCare, LoopNodes, NodeCare, NodeHealth
 from orchestrator.daemon.nodes.quarantine import NodeQuarantine
@@ -67,7 +64,7 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.background import Background
     from orchestrator.daemon.changes import Changes
-    from orchestrator.daemon.metrics.metering import Metering
+    from orchestrator.daemon.metrics import Metering
     from orchestrator.daemon.submitting.under_way import SubmissionsUnderWay
     from orchestrator.runtime.cluster.cluster import Cluster
     from orchestrator.runtime.exporters.exporters import Exporters
@@ -86,7 +83,7 @@ class Parts:
 
     daemon: Daemon
     service: Service
-    reading: Reading
+    reading: MetricsSource
     background: Background
     endpoints: Endpoints
     pools: Pools
@@ -298,7 +295,8 @@ def _parts(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Job
         ray_problem=lambda: runtime.cluster.ray.problem,
         simulated_gpus=queries.simulated_gpus,
     )
-    view_source = MetricsViewSource(
+    readiness = readiness_of(health.not_ready, ground.store.answers, health.loop_turns)
+    reading = MetricsSource(
         ground.metering,
         loop=loop,
         store=ground.store,
@@ -308,6 +306,7 @@ def _parts(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Job
         known=runtime.cluster.nodes,
         exporters=runtime.exporters,
         quarantine=ground.quarantine,
+        readiness=readiness,
     )
     pruning = Pruning(
         ground.store,
@@ -329,11 +328,10 @@ def _parts(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Job
         except Exception:
             ground.log.exception("daemon.not_looked_after_start")
 
-    readiness = readiness_of(health.not_ready, ground.store.answers, health.loop_turns)
     return Parts(
         daemon=_daemon(ground, loop, runtime, nodes, jobs, shutdown, look_after_start),
         service=_service(ground, loop, runtime, nodes, jobs, (queries, health, shutdown, pruning)),
-        reading=Reading(view_source, runtime.exporters, readiness),
+        reading=reading,
         background=ground.background,
         endpoints=ground.endpoints,
         pools=ground.pools,

@@ -13,13 +13,12 @@ from orchestrator.daemon.background import Background
 from orchestrator.daemon.changes import Changes
 from orchestrator.daemon.health import Endpoints
 from orchestrator.daemon.jobs.secrets import read_secrets
-from orchestrator.daemon.metrics.metering import Metering
+from orchestrator.daemon.metrics import Metering
 from orchestrator.daemon.stopping import StopRequest
 from orchestrator.daemon.submitting.under_way import SubmissionsUnderWay
 from orchestrator.runtime.cluster.cluster import Cluster, ClusterOptions
 from orchestrator.runtime.exporters.actor import ExporterAccess
-from orchestrator.runtime.exporters.exporters import Exporters
-from orchestrator.runtime.exporters.gpu_evidence import gpu_evidence
+from orchestrator.runtime.exporters.exporters import Exporters, gpu_evidence
 from orchestrator.runtime.gangs.gangs import ray_gangs
 from orchestrator.runtime.gangs.job_files import JobFiles
 from orchestrator.runtime.gangs.launching import LaunchSettings

@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
-from orchestrator.gpu.reader import Detail, GpuLostError, GpuReader, GpuReadError
+from orchestrator.gpu.sample import Detail, GpuLostError, GpuReader, GpuReadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -120,25 +120,25 @@ class Sampler:
         rate: float = 1.0,
         stale_after: float | None = None,
         on_reading: Callable[[Reading], None] | None = None,
-        on_change: Callable[[], None] | None = None,
         pace: Pace | None = None,
     ) -> None:
         """Sample `reader` at `rate` hertz; the reader is used, and closed in the end, by the thread alone.
 
         `rate` may be set anew while it runs; it takes effect with the next tick but one.
         A GPU is stale when its latest sample is older than `stale_after` seconds (three periods, but at least 3 s).
-        `on_reading` is called in the thread after each reading, `on_change` also after a failed one; both must be quick.
+        `on_reading` is called in the thread after each reading and must be quick.
         """
         self.info: GpuInfo = reader.info
         self.rate = rate
         self.stale_after = max(3.0, 3.0 / rate) if stale_after is None else stale_after
         self.failures = 0
+        self.errors = 0
+        """Failed readings since the start; `failures` are those since the last sample."""
         self.missed = 0
         self.error: str | None = None
         self.latest: Sample | None = None
         self._reader = reader
         self._on_reading = on_reading
-        self._on_change = on_change
         self._pace = pace or Pace()
         self._lost = False
         self._started = math.inf
@@ -242,18 +242,15 @@ class Sampler:
             self.latest = sample
         if self._on_reading is not None:
             self._on_reading(Reading(tick=tick, lateness=lateness, detail=detail, sample=sample))
-        if self._on_change is not None and detail is Detail.FULL:
-            self._on_change()
 
     def _fail(self, error: Exception) -> None:
-        """Record a failure, notify the listeners, and pause before the next try."""
+        """Record a failure, and pause before the next try."""
         pause = self._pace.retry(self.failures)
         self.failures += 1
+        self.errors += 1
         self._lost = isinstance(error, GpuLostError)
         known = isinstance(error, GpuReadError)
         self.error = str(error) if known else f"{type(error).__name__} in the GPU reader: {error}"
-        if self._on_change is not None:
-            self._on_change()
         self._wait(pause)
 
 

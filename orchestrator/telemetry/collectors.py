@@ -11,6 +11,9 @@ This module must not access the daemon, the store or a clock.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -18,17 +21,17 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from orchestrator import catalogue as c
+from orchestrator.core import events as ev
 from orchestrator.core.goodput import Phase
-from orchestrator.core.states import FailureClass, JobState
+from orchestrator.core.states import FailureClass, JobState, StopPurpose
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from prometheus_client.metrics_core import Metric as Family
 
     from orchestrator.catalogue import Metric
-    from orchestrator.telemetry.histogram import Counts
-    from orchestrator.telemetry.metrics_view import JobSeries, Snapshot
+
 
 LINGER_SECONDS: Final = 900.0
 """Time for which a job keeps its series after its last attempt, so that alerts and users see its end."""
@@ -204,3 +207,146 @@ def _daemon_families(snapshot: Snapshot) -> Iterator[Family]:
     yield _family(c.STORE_COMMIT_FAILURES, (((), facts.commit_failures),))
     yield _family(c.DISK_FREE, (((d.node, d.path), d.free_bytes) for d in facts.disks))
     yield _family(c.DISK_SIZE, (((d.node, d.path), d.size_bytes) for d in facts.disks))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSeries:
+    """Values of one job.
+
+    `live` says that it has a live attempt (or holds a gang that is being released); `ended_at` is when its last attempt
+    ended. `seats` are (gpu_uuid, rank) of the GPUs that it holds now, empty once it holds none: a GPU that was given to
+    another job must not be counted for this one. `findings` are (kind, rank, gpu_uuid, node) of those that are open. `gpus` is the number of GPUs that it holds; 0 yields no series, like empty `seats`.
+    """
+
+    job_id: str
+    name: str
+    user: str
+    queue: str
+    state: str
+    live: bool
+    ended_at: float | None = None
+    seats: tuple[tuple[str, int], ...] = ()
+    gpus: int = 0
+    step: int | None = None
+    progress: float | None = None
+    samples: int | None = None
+    tokens: int | None = None
+    mfu: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    rank_step_seconds: Mapping[int, float] = field(default_factory=dict)
+    heartbeat_at: float | None = None
+    hang_suspected: bool | None = None
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    balance_cv: Mapping[str, float] = field(default_factory=dict)
+    balance_min_per_median: Mapping[str, float] = field(default_factory=dict)
+    silent_gpus: int | None = None
+    gpu_seconds: Mapping[str, float] = field(default_factory=dict)
+    checkpoint_at: float | None = None
+    checkpoint_interval_seconds: float | None = None
+    events: Mapping[str, float] = field(default_factory=dict)
+    findings: Sequence[tuple[str, str, str, str]] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """A filesystem that the daemon writes to."""
+
+    node: str
+    path: str
+    free_bytes: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonFacts:
+    """Values of the daemon itself. `commit_failures` is counted since its start."""
+
+    version: str
+    node: str
+    started_at: float
+    loop_lag_seconds: float | None = None
+    commit_failures: int = 0
+    disks: Sequence[Disk] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """All values at wall time `at`.
+
+    `queues` names all queues, so that empty ones show 0. Keys: `jobs` (queue, state), `finished` (queue, state,
+    failure class or ""), `gpus` (node, state), `gpu_seconds` (queue, phase). `jobs` counts jobs that have not ended.
+    """
+
+    at: float
+    daemon: DaemonFacts
+    series: Sequence[JobSeries] = ()
+    queues: Sequence[str] = ("default",)
+    jobs: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    finished: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
+    gpus: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    nodes: Mapping[str, int] = field(default_factory=dict)
+    oldest_pending_seconds: Mapping[str, float] = field(default_factory=dict)
+    gpu_seconds: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    gpu_seconds_uncommitted: Mapping[str, float] = field(default_factory=dict)
+    queue_wait: Mapping[str, Counts] = field(default_factory=dict)
+    scheduling: Counts | None = None
+    submission: Counts | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """A histogram at a moment: (upper bound, number of values up to it), `+Inf` last, and the sum of all values."""
+
+    buckets: tuple[tuple[str, int], ...]
+    total: float
+
+
+class Histogram:
+    """Counts values of one series of a histogram metric. Not thread-safe: the daemon's loop owns it."""
+
+    def __init__(self, metric: Metric) -> None:
+        if metric.type != "histogram":
+            raise ValueError(f"{metric.name} is a {metric.type}: only histograms have buckets, see catalogue.py")
+        self._bounds = metric.buckets
+        self._counts = [0] * (len(metric.buckets) + 1)
+        self._total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value, in the metric's unit."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._total += value
+
+    def counts(self) -> Counts:
+        """Return the counts so far."""
+        so_far, buckets = 0, []
+        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
+            so_far += count
+            buckets.append((bound, so_far))
+        return Counts(buckets=tuple(buckets), total=self._total)
+
+
+class AnnotationKind(StrEnum):
+    """The kind of an event, in the boards' terms."""
+
+    START = "start"
+    CHECKPOINT = "checkpoint"
+    FAILURE = "failure"
+    RECOVERY = "recovery"
+    PREEMPTION = "preemption"
+
+
+def mark_of(event: ev.Event) -> tuple[AnnotationKind, float] | None:
+    """Return the annotation of an event, and its wall time; None for most events."""
+    match event:
+        case ev.AttemptRunning():
+            return AnnotationKind.START, event.at
+        case ev.CheckpointSaved():
+            return AnnotationKind.CHECKPOINT, event.at
+        case ev.AttemptFailed():
+            return AnnotationKind.FAILURE, event.failed_at
+        case ev.FirstStep() if event.attempt > 1:
+            return AnnotationKind.RECOVERY, event.step_at
+        case ev.StopRequested() if event.purpose is StopPurpose.PREEMPT:
+            return AnnotationKind.PREEMPTION, event.at
+        case _:
+            return None

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.gpu.drivers.inventory import survey
-from orchestrator.gpu.reader import Detail, GpuReader
 from orchestrator.gpu.recording.recorder import Recorder, RecordOptions
-from orchestrator.gpu.sample import Vendor
+from orchestrator.gpu.sample import Detail, GpuReader, Vendor
 
 pytestmark = pytest.mark.gpu
 

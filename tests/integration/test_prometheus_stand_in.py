@@ -18,8 +18,7 @@ import pytest
 from orchestrator.api.server.listeners import ApiServer, bind_tcp
 from orchestrator.api.server.read_app import MetricsPage, create_read_app, read_policy
 from orchestrator.api.views import HealthView, TargetGroup
-from orchestrator.telemetry.collectors import LINGER_SECONDS, registry, render
-from orchestrator.telemetry.metrics_view import DaemonFacts, Disk, JobSeries, Snapshot
+from orchestrator.telemetry.collectors import LINGER_SECONDS, DaemonFacts, Disk, JobSeries, Snapshot, registry, render
 from tests.integration.test_prometheus_stack import ONLY_IN_THE_STAND_IN
 from tests.support.prometheus import Watched, check_rules_are_well, check_texts
 

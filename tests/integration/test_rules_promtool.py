@@ -19,9 +19,11 @@ import yaml
 
 from dashboards import rules
 from orchestrator.core.states import JobState
+from orchestrator.gpu.load import GpuLoad, balance, mean_load
 from tests.support.stack import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is missing: .ci/install-test-tools")
@@ -87,6 +89,21 @@ def job(job_id: str, utilization: list[float], power: list[float], *, first: int
     series = holds(job_id, [first + i for i in range(len(utilization))], state=state)
     for i, (load, watts) in enumerate(zip(utilization, power, strict=True)):
         series |= gpu(first + i, flat(load), flat(watts))
+    loads = [GpuLoad(utilization=u, memory=4e10, power=p) for u, p in zip(utilization, power, strict=True)]
+    return series | balances(job_id, [loads] * 120)
+
+
+def balances(job_id: str, moments: Sequence[Sequence[GpuLoad]]) -> Series:
+    """Return the series of a job's balance, as the daemon computes it from its GPUs' loads at each moment."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for place, loads in enumerate(moments):
+        for spread in balance({str(number): load for number, load in enumerate(loads)}).spreads:
+            for metric, value in (("cv", spread.cv), ("min_per_median", spread.min_per_median)):
+                if value is not None:
+                    rows.setdefault((metric, spread.quantity), ["_"] * len(moments))[place] = f"{value:.4f}"
+    series: Series = {}
+    for (metric, quantity), values in rows.items():
+        series |= daemon(f"orch_job_gpu_balance_{metric}", " ".join(values), job_id=job_id, quantity=quantity)
     return series
 
 
@@ -114,17 +131,12 @@ def imbalance(job_id: str, *quantities: str) -> list[Labels]:
 
 G0 = {"gpu_uuid": "g0", "gpu": "0", "node": "n0"}
 TWO = job("a", [0.9, 0.9], [500, 500])
+FULL = GpuLoad(utilization=1.0, memory=4e10, power=500)
+DIPS = [*[1.0] * 20, *[0.1] * 8, *[1.0] * 20, *[0.1] * 40, *[1.0] * 4, *[0.1] * 28]
 
 SCENARIOS = [
     Scenario("healthy and idle", healthy()),
-    Scenario(
-        "balanced",
-        job("a", [0.9] * 4, [500] * 4),
-        values={
-            "round(job_id:orch_gpu_utilization_ratio:cv1m, 0.001)": [('{job_id="a"}', 0)],
-            "round(job_id:orch_gpu_power_watts:min_per_median1m, 0.001)": [('{job_id="a"}', 1)],
-        },
-    ),
+    Scenario("balanced", job("a", [0.9] * 4, [500] * 4)),
     Scenario(
         "one of four idle",
         job("a", [1, 1, 1, 0], [700, 700, 700, 70]),
@@ -132,7 +144,6 @@ SCENARIOS = [
             "OrchJobImbalance": imbalance("a", "utilization", "power"),
             "OrchGpuStraggler": imbalance("a", "utilization", "power"),
         },
-        values={"round(job_id:orch_gpu_utilization_ratio:cv1m, 0.001)": [('{job_id="a"}', 0.577)]},
     ),
     Scenario(
         "ranks that wait spin at full utilization: only power shows it",
@@ -140,14 +151,7 @@ SCENARIOS = [
         {"OrchJobImbalance": imbalance("a", "power")},
     ),
     Scenario("fair, not poor", job("a", [0.9, 0.7], [500, 400])),
-    Scenario(
-        "mean near zero is no imbalance",
-        job("a", [0, 0.02], [70, 110]),
-        values={
-            "job_id:orch_gpu_utilization_ratio:cv1m": [],
-            "job_id:orch_gpu_power_watts:cv1m": [],
-        },
-    ),
+    Scenario("mean near zero is no imbalance", job("a", [0, 0.02], [70, 110])),
     Scenario(
         "all idle, one that only pauses, one that drains, and one with a GPU at work",
         job("a", [0, 0], [70, 70])
@@ -160,43 +164,23 @@ SCENARIOS = [
         {"OrchJobGpusIdle": [{"job_id": "a"}]},
         also_at={"9m": {}},
     ),
-    Scenario("one GPU has no balance", job("a", [0.9], [500]), values={"job_id:orch_gpu_power_watts:cv1m": []}),
-    Scenario(
-        "a shared GPU counts for both jobs",
-        holds("a", [0, 1])
-        | holds("b", [1, 2])
-        | gpu(0, flat(1), flat(500))
-        | gpu(1, flat(1), flat(500))
-        | gpu(2, flat(1), flat(500)),
-        values={"round(job_id:orch_gpu_utilization_ratio:cv1m, 0.001)": [('{job_id="a"}', 0), ('{job_id="b"}', 0)]},
-    ),
+    Scenario("one GPU has no balance", job("a", [0.9], [500])),
     Scenario(
         "64 GPUs dilute the CV: the least share speaks",
         job("a", [1] * 63 + [0], [700] * 63 + [70]),
         {"OrchGpuStraggler": imbalance("a", "utilization", "power")},
-        values={"round(job_id:orch_gpu_utilization_ratio:cv1m, 0.001)": [('{job_id="a"}', 0.126)]},
     ),
     Scenario("64 balanced GPUs", job("a", [0.95] * 64, [650] * 64)),
     Scenario("a job that recovers is not imbalanced", job("a", [1, 0], [700, 70], state="RECOVERING")),
     Scenario("a job that starts is not imbalanced", job("a", [1, 0], [700, 70], state="STARTING")),
     Scenario("a job without GPUs", holds("a", [])),
-    Scenario(
-        "memory may differ",
-        holds("a", [0, 1])
-        | gpu(0, flat(0.9), flat(500), memory=flat(7e10))
-        | gpu(1, flat(0.9), flat(500), memory=flat(1e10)),
-        values={"round(job_id:orch_gpu_memory_used_bytes:cv1m, 0.001)": [('{job_id="a"}', 0.75)]},
-    ),
-    Scenario(
-        "nothing allocated yet is no division by zero",
-        holds("a", [0, 1]) | gpu(0, flat(0.9), flat(0), memory=flat(0)) | gpu(1, flat(0.9), flat(0), memory=flat(0)),
-        values={"job_id:orch_gpu_memory_used_bytes:cv1m": [], "job_id:orch_gpu_power_watts:cv1m": []},
-    ),
+    Scenario("memory may differ", TWO | daemon("orch_job_gpu_balance_cv", flat(0.75), job_id="a", quantity="memory")),
     Scenario(
         "short dip of a rank is forgiven, and a short recovery does not silence",
         holds("a", [0, 1])
         | gpu(0, flat(1), flat(500))
-        | gpu(1, steps(("1", 20), ("0.1", 8), ("1", 20), ("0.1", 40), ("1", 4), ("0.1", 28)), flat(500)),
+        | gpu(1, flat(1), flat(500))
+        | balances("a", [(FULL, GpuLoad(utilization=busy, memory=4e10, power=500)) for busy in DIPS]),
         at="8m",
         also_at={
             "21m": {
@@ -676,8 +660,9 @@ def healthy_day(seed: int, interval: int) -> Series:
     chance = random.Random(seed)
     samples = 24 * 3600 // interval
     series = healthy(samples) | holds("small", [0, 1], samples=samples) | holds("large", [2, 3, 4, 5], samples=samples)
+    loads: dict[int, list[GpuLoad]] = {}
     for number in range(6):
-        load, watts = [], []
+        load, watts, loads[number] = [], [], []
         for i in range(samples):
             second = i * interval
             busy = chance.uniform(0.80, 0.99)
@@ -687,12 +672,17 @@ def healthy_day(seed: int, interval: int) -> Series:
                 busy = 0.9 if number in (0, 2) else 0.02
             elif 40000 < second < 40120:  # a restart of everything
                 busy = 0.0
+            power = 70 + 560 * busy + chance.uniform(-25, 25)
             load.append(f"{busy:.3f}")
-            watts.append(f"{70 + 560 * busy + chance.uniform(-25, 25):.0f}")
+            watts.append(f"{power:.0f}")
+            loads[number].append(GpuLoad(utilization=busy, memory=4e10, power=power))
         series |= gpu(number, " ".join(load), " ".join(watts), alive=flat(1, samples), memory=flat(4e10, samples))
         series |= of_gpu("orch_exporter_up", flat(1, samples), gpu_uuid=f"g{number}", gpu=str(number), node="n0")
         hot = " ".join("1" if 50000 < i * interval < 50180 else "0" for i in range(samples))
         series |= of_gpu("orch_gpu_throttle_active", hot, gpu_uuid=f"g{number}", reason="thermal")
+    for job_id, numbers in (("small", (0, 1)), ("large", (2, 3, 4, 5))):
+        minutes = [[mean_load(loads[n][max(0, i - 1) : i + 1]) for n in numbers] for i in range(samples)]
+        series |= balances(job_id, [[load for load in minute if load is not None] for minute in minutes])
     for rank in range(4):
         times = " ".join(f"{chance.uniform(0.095, 0.125):.3f}" for _ in range(samples))
         series |= daemon("orch_job_rank_step_seconds", times, job_id="large", rank=str(rank))
@@ -721,9 +711,11 @@ def test_a_healthy_day_is_silent(tmp_path: Path) -> None:
                 "exp_samples": [],
             },
             {  # a check of the test: balance was recorded all day, and alerts were evaluated
-                "expr": 'count_over_time(job_id:orch_gpu_power_watts:cv1m{job_id="large"}[1d]) > bool 2500',
+                "expr": 'count_over_time(orch_job_gpu_balance_cv{job_id="large", quantity="power"}[1d]) > bool 2500',
                 "eval_time": "1439m",
-                "exp_samples": [{"labels": '{job_id="large"}', "value": 1}],
+                "exp_samples": [
+                    {"labels": '{instance="d", job="orch-daemon", job_id="large", quantity="power"}', "value": 1}
+                ],
             },
             {
                 "expr": 'count(count_over_time(ALERTS{alertstate="pending", alertname="OrchGpuStraggler"}[1d])) > bool 0',

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.gpu.balance.balance import LoadWindow, Quantity
-from orchestrator.gpu.drivers.assignments import SimulatedAssignments, write_assignments
-from orchestrator.gpu.drivers.simulated import open_simulated
+from orchestrator.gpu.drivers.simulated import SimulatedAssignments, open_simulated, write_assignments
+from orchestrator.gpu.load import LoadWindow, Quantity, balance
 
 RANK = """
 import torch, torch.distributed as dist
@@ -56,17 +55,16 @@ def test_a_waiting_rank_is_busy_and_only_power_tells(ranks: list[subprocess.Pope
     path = tmp_path / "simulated-gpus.json"
     write_assignments(path, {index: [process.pid] for index, process in enumerate(ranks)})
     readers = open_simulated(2, "node", SimulatedAssignments(path))
-    window = LoadWindow(3.0)
+    windows = {reader.info.uuid: LoadWindow(3.0) for reader in readers}
     try:
         deadline = time.monotonic() + 300
-        uuids = [reader.info.uuid for reader in readers]
         while True:
             for reader in readers:
-                window.add(reader.read())
+                windows[reader.info.uuid].add(reader.read())
             now = time.monotonic()
-            loads = [load for uuid in uuids if (load := window.load(uuid, now)) is not None]
-            if len(loads) == 2 and min(load.utilization or 0.0 for load in loads) > 0.85:
-                result = window.balance(uuids, now)
+            loads = {uuid: load for uuid, window in windows.items() if (load := window.load(now)) is not None}
+            if len(loads) == 2 and min(load.utilization or 0.0 for load in loads.values()) > 0.85:
+                result = balance(loads)
                 utilization, power = result.spread(Quantity.UTILIZATION), result.spread(Quantity.POWER)
                 assert utilization is not None
                 assert power is not None
@@ -75,7 +73,7 @@ def test_a_waiting_rank_is_busy_and_only_power_tells(ranks: list[subprocess.Pope
                     break
             assert now < deadline, f"not both busy, one of them with waiting: {loads}"
             time.sleep(0.2)
-        watts = [load.power for uuid in uuids if (load := window.load(uuid, now)) is not None]
+        watts = [load.power for load in loads.values()]
         assert watts.index(max(watts, key=lambda power: power or 0.0)) == 0
     finally:
         for reader in readers:

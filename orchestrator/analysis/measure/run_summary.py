@@ -13,7 +13,7 @@ from orchestrator.analysis.measure.intervals import Interval, mean_interval
 from orchestrator.analysis.measure.statistics import EnergyCurve, Summary, energy_curve, mean_over_time, summarize
 from orchestrator.analysis.measure.windows import BalanceAndSpeed, Windows, balance_and_speed, cut
 from orchestrator.analysis.reading.series import SHOWN, Quantity
-from orchestrator.gpu.balance.balance import Balance, GpuLoad, balance
+from orchestrator.gpu.load import Balance, GpuLoad, balance
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,7 +13,8 @@ import numpy as np
 
 from orchestrator.analysis.measure.intervals import Interval, interval_about
 from orchestrator.analysis.reading.series import Floats, Quantity
-from orchestrator.gpu.balance.balance import IDLE_UTILIZATION
+from orchestrator.core.thresholds import UNUSED_UTILIZATION
+from orchestrator.gpu.load import coefficient_of_variation
 
 if TYPE_CHECKING:
     from orchestrator.analysis.reading.series import GpuSeries, Progress, Run
@@ -77,7 +78,7 @@ def _means(gpu: GpuSeries, quantity: Quantity, edges: Floats) -> Floats:
 def _cvs(means: dict[Quantity, Floats]) -> dict[Quantity, Floats]:
     busy = _column_mean(means[Quantity.UTILIZATION])
     # Files without utilization still have a spread of memory and power.
-    working = (busy > IDLE_UTILIZATION) | ~np.isfinite(means[Quantity.UTILIZATION]).any()
+    working = (busy > UNUSED_UTILIZATION) | ~np.isfinite(means[Quantity.UTILIZATION]).any()
     return {quantity: np.where(working, _cv(values), np.nan) for quantity, values in means.items()}
 
 
@@ -88,14 +89,10 @@ def _column_mean(values: Floats) -> Floats:
 
 
 def _cv(values: Floats) -> Floats:
-    """Return the population standard deviation over the mean of each column with at least two values."""
-    numbers = np.isfinite(values).sum(axis=0)
-    mean = _column_mean(values)
-    square = _column_mean((values - mean) ** 2)
-    cv: Floats = np.full(values.shape[1], np.nan)
-    usable = (numbers >= 2) & (mean > 0)
-    cv[usable] = np.sqrt(square[usable]) / mean[usable]
-    return cv
+    """Return the coefficient of variation of each column; NaN where it has none."""
+    columns = (column[np.isfinite(column)].tolist() for column in values.T)
+    found = (coefficient_of_variation(column) for column in columns)
+    return np.array([np.nan if cv is None else cv for cv in found], dtype=float)
 
 
 def step_times(progress: Progress, edges: Floats) -> Floats:

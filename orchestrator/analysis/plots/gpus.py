@@ -24,7 +24,7 @@ from orchestrator.analysis.plots.style import (
     time_axis,
 )
 from orchestrator.analysis.reading.series import SHOWN, GpuSeries, Quantity
-from orchestrator.gpu.balance.balance import BANDS, Band, band
+from orchestrator.gpu.load import BANDS, Band, band, coefficient_of_variation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -202,7 +202,7 @@ def _distribution(axis: Any, gpus: Sequence[GpuSeries], quantity: Quantity) -> N
         _nothing(axis, f"{shown.name}: not in these data")
         return
     centre = float(np.nanmean(means))
-    cv = float(np.nanstd(means)) / centre if centre > 0 else 0.0
+    cv = coefficient_of_variation([float(mean) for mean in means[np.isfinite(means)]]) or 0.0
     bars = axis.bar(range(len(gpus)), np.nan_to_num(means), color=COLOURS[0], width=0.75)
     axis.axhline(centre, color=COLOURS[1], linestyle="--", linewidth=1.2)
     few = len(gpus) <= MOST_BARS_WITH_NUMBERS

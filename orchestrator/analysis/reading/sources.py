@@ -10,14 +10,14 @@ import numpy as np
 from orchestrator.analysis.reading.progress import progress_of, read_progress
 from orchestrator.analysis.reading.series import Floats, GpuSeries, Quantity, Run
 from orchestrator.analysis.reading.telemetry import gpu_label, read_telemetry
-from orchestrator.gpu.recording.gputop import RecordingError, read_recording
+from orchestrator.gpu.recording.reading import RecordingError, read_recording
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from orchestrator.analysis.reading.series import Progress
-    from orchestrator.gpu.recording.recording import RecordedSample
+    from orchestrator.gpu.recording.reading import RecordedSample
 
 MULTI = "_multi_gpu"
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from orchestrator.analysis.measure.intervals import Interval
     from orchestrator.analysis.measure.run_summary import GpuSummary, RunSummary, Speed
     from orchestrator.analysis.measure.windows import BalanceAndSpeed
-    from orchestrator.gpu.balance.balance import Spread
+    from orchestrator.gpu.load import Spread
 
 TITLE: Final = "GPU Performance Summary"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.gpu.balance.balance import GpuLoad, Quantity, balance
+from orchestrator.gpu.load import GpuLoad, Quantity, balance
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -24,10 +24,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from orchestrator.api.errors import BadRequestError, RefusedError
 from orchestrator.api.protocol import BODY_SECONDS
+from orchestrator.api.server.acceptor import Acceptor
 from orchestrator.api.server.gate import LOOPBACK_NAMES, Peer
 from orchestrator.api.server.web_sockets import MAX_MESSAGE_BYTES, WebSocketSession
 from orchestrator.api.transport.peer import credentials
-from orchestrator.gpu.exporter.acceptor import Acceptor
 
 if TYPE_CHECKING:
     import ssl

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from orchestrator.api.usage_views import EstimateQualityView
     from orchestrator.api.views import JobView
     from orchestrator.cli.console import Console
-    from orchestrator.gpu.balance.view import GpuRow
+    from orchestrator.gpu.row import GpuRow
 
 
 COLUMNS = (

@@ -16,7 +16,7 @@ from orchestrator.units import duration
 
 if TYPE_CHECKING:
     from orchestrator.cli.render.gpus import GpuSummary
-    from orchestrator.gpu.balance.view import GpuRow
+    from orchestrator.gpu.row import GpuRow
 
 CONTEXT_SETTINGS = {"record": {"allow_interspersed_args": False}}
 
@@ -59,7 +59,7 @@ def gpus(
 def _gpu_summary(session: Session, simulate: int) -> GpuSummary:
     from orchestrator.cli.render.gpus import GpuSummary, gpu_summary
     from orchestrator.gpu.drivers.inventory import node_name, survey
-    from orchestrator.gpu.once import read_once
+    from orchestrator.gpu.row import read_once
 
     def local() -> tuple[list[GpuRow], tuple[str, ...]]:
         found = survey(simulate=simulate)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from orchestrator.analysis.comparison.alignment import Align
     from orchestrator.analysis.comparison.comparing import Comparison
     from orchestrator.analysis.reading.series import Run
-    from orchestrator.gpu.recording.recording import Recording
+    from orchestrator.gpu.recording.reading import Recording
 
 
 MOST_NAMED = 5
@@ -126,8 +126,8 @@ def find_recording(session: Session, ref: str) -> FoundRecording:
 
 
 def _read(path: Path) -> FoundRecording:
-    from orchestrator.gpu.recording.gputop import RecordingError, read_recording
     from orchestrator.gpu.recording.job_record import read_job_telemetry
+    from orchestrator.gpu.recording.reading import RecordingError, read_recording
 
     try:
         if path.is_dir():

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from orchestrator.api.views import FindingView, JobView
     from orchestrator.cli.console import Console
     from orchestrator.cli.session import Session
-    from orchestrator.gpu.balance.view import GpuRow
+    from orchestrator.gpu.row import GpuRow
 
 
 LIVE_STATES = ("STARTING", "RUNNING", "RECOVERING", "DRAINING")

@@ -15,8 +15,9 @@ from orchestrator.units import elapsed, number, percent, plural, size
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from orchestrator.cli.top.frames import Frame, Host, JobLine, ProcessLine
-    from orchestrator.gpu.balance.view import GpuRow
+    from orchestrator.api.views import JobView
+    from orchestrator.cli.top.frames import Frame, Host, ProcessLine
+    from orchestrator.gpu.row import GpuRow
 
     Row = tuple[str, Mapping[str, tuple[str, str]], Mapping[str, tuple[Callable[[int], str], str]]]
     """Key, cells by column, and functions that draw the cells that depend on their width."""
@@ -225,9 +226,9 @@ def host_line(host: Host) -> str:
 def findings_of(frame: Frame) -> list[tuple[str, str]]:
     """Return (severity, line) of every open finding, those of one job together."""
     return [
-        (finding.severity, f"{line.job.id}: {text}")
-        for line in frame.jobs
-        for finding, text in zip(line.job.findings, finding_lines(line.job.findings), strict=True)
+        (finding.severity, f"{job.id}: {text}")
+        for job in frame.jobs
+        for finding, text in zip(job.findings, finding_lines(job.findings), strict=True)
     ]
 
 
@@ -286,7 +287,7 @@ def rows_of(frame: Frame, gpus: Sequence[GpuRow]) -> tuple[list[Row], list[Row],
 
     return (
         [(row.gpu_uuid, placed(gpu_cells(row, frame)), gpu_drawings(row, frame)) for row in gpus],
-        [(line.job.id, job_cells(line), {}) for line in frame.jobs],
+        [(job.id, job_cells(job), {}) for job in frame.jobs],
         [
             (f"{line.gpu_uuid}/{line.node}/{line.pid}", placed(process_cells(line)), {})
             for line in frame.processes
@@ -403,15 +404,15 @@ def _named(name: str, sent: float | None, received: float | None) -> str:
     return f"{name} out/in {both} B/s" if both else ""
 
 
-def job_cells(line: JobLine) -> dict[str, Styled]:
+def job_cells(job: JobView) -> dict[str, Styled]:
     """Return a job's cells that are not empty."""
-    job, progress = line.job, line.job.progress
+    progress = job.progress
     step = speed = ""
     if progress is not None and progress.step is not None:
         step = f"step {progress.step}" + (f"/{progress.total_steps}" if progress.total_steps else "")
     if progress is not None and progress.steps_per_second:
         speed = number(progress.steps_per_second, 3)
-    text, band = balance_line(line.balance)
+    text, band = balance_line(job.balance)
     cells = {
         "job": (clean(job.id), ""),
         "state": (job.state, "green" if job.state == "RUNNING" else "yellow"),

@@ -10,15 +10,14 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import psutil
 
 from orchestrator.api.errors import OrchError
 from orchestrator.cli.render.gpus import GpuSummary, gpu_summary
-from orchestrator.gpu.balance.balance import SETTLED_SECONDS, GpuLoad, LoadWindow
-from orchestrator.gpu.balance.view import balance_json, gpu_row
 from orchestrator.gpu.drivers.inventory import node_name, survey
+from orchestrator.gpu.row import gpu_row
 from orchestrator.gpu.sampler import Health, Sampler, SamplerGroup
 from orchestrator.units import clock
 
@@ -28,15 +27,7 @@ if TYPE_CHECKING:
 
     from orchestrator.api.views import JobView
     from orchestrator.cli.session import Session
-    from orchestrator.gpu.balance.view import GpuRow
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobLine:
-    """A job with its balance as computed by the daemon or by this program."""
-
-    job: JobView
-    balance: Mapping[str, Any] | None
+    from orchestrator.gpu.row import GpuRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +63,7 @@ class Frame:
     history: Mapping[str, Sequence[float | None]]
     power_history: Mapping[str, Sequence[float | None]]
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
-    jobs: tuple[JobLine, ...] = ()
+    jobs: tuple[JobView, ...] = ()
     processes: tuple[ProcessLine, ...] = ()
     problems: tuple[str, ...] = ()
     host: Host | None = None
@@ -101,13 +92,11 @@ class Past:
         self._power: Series = {}
         self._counters: dict[str, tuple[float, tuple[int | None, ...]]] = {}
         self._traffic: dict[str, Traffic] = {}
-        self._window = LoadWindow()
 
     def add(self, rows: tuple[GpuRow, ...]) -> None:
         """Add a reading. A GPU that is missing from it is dropped once its history is empty."""
-        now = time.monotonic()
         for row in rows:
-            self._add(row, now)
+            self._add(row)
         for uuid in self._load.keys() - {row.gpu_uuid for row in rows}:
             self._load[uuid].append(None)
             self._power[uuid].append(None)
@@ -115,17 +104,13 @@ class Past:
                 for known in (self._load, self._power, self._counters, self._traffic):
                     known.pop(uuid, None)
 
-    def _add(self, row: GpuRow, now: float) -> None:
+    def _add(self, row: GpuRow) -> None:
         known = row.health in {Health.OK, Health.STARTING}
         utilization = row.utilization_ratio if known else None
         self._load.setdefault(row.gpu_uuid, deque(maxlen=HISTORY)).append(utilization)
         self._power.setdefault(row.gpu_uuid, deque(maxlen=HISTORY)).append(row.power_watts if known else None)
         if known and row.sampled_at is not None:
             self._count(row, row.sampled_at)
-            used = None if row.memory_used_bytes is None else float(row.memory_used_bytes)
-            self._window.add_load(
-                row.gpu_uuid, now, GpuLoad(utilization=utilization, memory=used, power=row.power_watts)
-            )
 
     def _count(self, row: GpuRow, at: float) -> None:
         """Compute rates from the counters of two samples; None for a counter that was reset."""
@@ -159,20 +144,6 @@ class Past:
     def traffic(self) -> dict[str, Traffic]:
         """Traffic of each GPU, from its newest two samples."""
         return dict(self._traffic)
-
-    def balance(self, job: JobView) -> Mapping[str, Any] | None:
-        """Return the daemon's balance of the job if it has one; else compute it from the readings while the job ran."""
-        if job.balance is not None:
-            return job.balance
-        uuids = [uuid for rank in job.gpus for uuid in rank.gpu_uuids]
-        attempt = job.attempts[-1] if job.attempts else None
-        if not uuids or attempt is None or attempt.running_at is None:
-            return None
-        running = time.time() - attempt.running_at
-        if running < SETTLED_SECONDS:
-            return None
-        now = time.monotonic()
-        return balance_json(self._window.balance(uuids, now, since=now - running))
 
 
 class DaemonWatch:
@@ -404,7 +375,7 @@ class TopSource:
             history=self._past.load,
             power_history=self._past.power,
             traffic=self._past.traffic,
-            jobs=tuple(JobLine(job=job, balance=self._past.balance(job)) for job in seen.jobs),
+            jobs=seen.jobs,
             processes=self._tree.lines(seen.rows, _owners(seen.jobs, self._node)),
             problems=seen.problems,
             host=_host(),

@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.cli.render.gpus import balance_line
 from orchestrator.cli.top.frames import HISTORY, Frame
-from orchestrator.gpu.balance.balance import WINDOW_SECONDS, GpuLoad, LoadWindow
-from orchestrator.gpu.balance.view import GpuRow, balance_json
-from orchestrator.gpu.recording.recording import RecordedSample
+from orchestrator.core.thresholds import BALANCE_SECONDS
+from orchestrator.gpu.load import GpuLoad, balance, mean_load
+from orchestrator.gpu.recording.reading import RecordedSample
+from orchestrator.gpu.row import GpuRow
 from orchestrator.gpu.sampler import Health
 from orchestrator.units import elapsed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from orchestrator.gpu.recording.recording import Recording
+    from orchestrator.gpu.recording.reading import Recording
 
 SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1000.0)
 SILENT_SECONDS: Final = 5.0
@@ -161,16 +162,19 @@ class Player:
 
     def _balance(self, position: float) -> str:
         """Return the balance of all recorded GPUs over the last minute, as for a job that holds them."""
-        window = LoadWindow()
+        loads: dict[str, GpuLoad | None] = {}
         for track in self._tracks:
-            first = bisect_right(track.times, position - WINDOW_SECONDS)
+            first = bisect_right(track.times, position - BALANCE_SECONDS)
             until = track.until(position)
-            for sample in track.samples[first : until : max(1, math.ceil((until - first) / MOST_BALANCED))]:
-                used = None if sample.memory_used_bytes is None else float(sample.memory_used_bytes)
-                load = GpuLoad(utilization=sample.utilization, memory=used, power=sample.power_watts)
-                window.add_load(track.key, sample.elapsed_seconds, load)
-        text, _ = balance_line(balance_json(window.balance([track.key for track in self._tracks], position)))
+            samples = track.samples[first : until : max(1, math.ceil((until - first) / MOST_BALANCED))]
+            loads[track.key] = mean_load([_load(sample) for sample in samples])
+        text, _ = balance_line(balance(loads).to_json())
         return f"balance {text}" if text else "recording"
+
+
+def _load(sample: RecordedSample) -> GpuLoad:
+    used = None if sample.memory_used_bytes is None else float(sample.memory_used_bytes)
+    return GpuLoad(utilization=sample.utilization, memory=used, power=sample.power_watts)
 
 
 def _row(track: _Track, sample: RecordedSample | None, position: float) -> GpuRow:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from orchestrator.cli.top.cells import Row, Styled, TopColumn
     from orchestrator.cli.top.frames import Frame, FrameSource
     from orchestrator.cli.top.player import Player
-    from orchestrator.gpu.balance.view import GpuRow
+    from orchestrator.gpu.row import GpuRow
 
 
 MOST_FINDINGS = 6

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.facts import findings as f
-from orchestrator.core.thresholds import CV_FAIR, EXPORTER_SECONDS, LATE_SECONDS, STARTING
+from orchestrator.core.thresholds import BALANCE_BANDS, EXPORTER_SECONDS, LATE_SECONDS, STARTING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -127,7 +127,7 @@ DEFINITIONS: Final[Mapping[type[f.Finding], Definition]] = {
         close_seconds=60.0,
         apart=True,
     ),
-    f.LoadUneven: _over("coefficient of variation of utilization or power", CV_FAIR, 0.15, (60.0, 60.0)),
+    f.LoadUneven: _over("coefficient of variation of utilization or power", BALANCE_BANDS[-1], 0.15, (60.0, 60.0)),
     f.LossNotFinite: Definition(
         figure="metrics that are NaN or infinite",
         opens_at=1.0,

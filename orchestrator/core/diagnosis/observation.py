@@ -179,6 +179,7 @@ class RestartsSeen:
 class JobSeen:
     """A job at one moment. ``running``: every rank's process is up. ``certain_work``: processor time is work.
 
+    ``load_cv`` is the wider of the coefficients of variation of its GPUs' utilization and power, None unless all report.
     ``memory_bytes`` is what each rank may use, where that is limited. ``late_seconds`` is the delay of the daemon's loop
     for this look. Processor time is not work where a rank has a real GPU: a thread that waits for one spins.
     """
@@ -186,6 +187,7 @@ class JobSeen:
     ranks: tuple[RankSeen, ...] = ()
     gpus: tuple[GpuSeen, ...] = ()
     processes: tuple[ProcessSeen, ...] = ()
+    load_cv: float | None = None
     running: bool = True
     certain_work: bool = False
     num_ranks: int = 1

@@ -75,7 +75,7 @@ def gpu_suspicions(job: JobFigures) -> Iterator[Suspicion]:
         yield from _taken(gpu.newest)
     if len(alone) > 1 and len({gpu.newest.model for gpu in alone}) == 1:
         yield from _powerful(job, alone)
-        yield from _uneven(alone)
+        yield from _uneven(job, alone)
     yield from _all_idle(job, alone)
     yield from _skewed(alone)
 
@@ -209,20 +209,12 @@ def _powerful(job: JobFigures, gpus: Sequence[GpuFigures]) -> Iterator[Suspicion
     yield Suspicion(finding=finding, figure=top.power_watts / usual)
 
 
-def _uneven(gpus: Sequence[GpuFigures]) -> Iterator[Suspicion]:
+def _uneven(job: JobFigures, gpus: Sequence[GpuFigures]) -> Iterator[Suspicion]:
     busy = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
-    power = [gpu.power_watts for gpu in gpus if gpu.power_watts is not None]
-    if len(busy) < len(gpus) or fmean(busy) < BUSY_UTILIZATION:
+    if job.newest.load_cv is None or len(busy) < len(gpus) or fmean(busy) < BUSY_UTILIZATION:
         return
-    cvs = [_cv(values) for values in (busy, power) if len(values) == len(gpus) and fmean(values) > 0]
-    finding = f.LoadUneven(cv=max(cvs), confidence=f.Confidence.POSSIBLE)
+    finding = f.LoadUneven(cv=job.newest.load_cv, confidence=f.Confidence.POSSIBLE)
     yield Suspicion(finding=finding, figure=finding.cv)
-
-
-def _cv(values: Sequence[float]) -> float:
-    """Return the coefficient of variation. ``statistics.pstdev`` computes in fractions and takes twenty times as long."""
-    mean = fmean(values)
-    return math.sqrt(fmean((value - mean) ** 2 for value in values)) / mean
 
 
 def _all_idle(job: JobFigures, gpus: Sequence[GpuFigures]) -> Iterator[Suspicion]:

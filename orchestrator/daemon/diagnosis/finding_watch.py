@@ -17,7 +17,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.diagnosis import Diagnosis
 from orchestrator.core.facts.findings import Finding
 from orchestrator.daemon.diagnosis.observing import job_seen
-from orchestrator.daemon.metrics.metering import save_interval
+from orchestrator.daemon.metrics import save_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -41,10 +41,11 @@ TICK_SECONDS: Final = 2.0
 class Senses:
     """The daemon's observations of jobs: the newest reports of their GPUs' exporters, progress, stillness.
 
-    ``missing`` are GPUs that their node no longer lists, ``is_starting`` returns whether a GPU's exporter starts.
+    ``load_cv`` is a job's coefficient of variation. ``missing`` are GPUs that their node no longer lists, ``is_starting`` returns whether a GPU's exporter starts.
     """
 
     reports: Callable[[], Mapping[str, ExporterReport]]
+    load_cv: Callable[[JobId], float | None]
     progress: Callable[[JobId], JobProgress | None]
     stall: Callable[[JobId], StallSeen | None]
     processes: Callable[[Job], Mapping[int, ProcessSeen]]
@@ -58,6 +59,7 @@ def senses_of(gpus: GpuWatch, book: ProgressTable, hangs: HangWatch, exporters: 
     """Return the senses of a daemon."""
     return Senses(
         reports=lambda: gpus.reports,
+        load_cv=gpus.balances.load_cv,
         progress=book.of,
         stall=hangs.stall,
         processes=calls.processes,
@@ -137,6 +139,7 @@ class FindingWatch:
             terminals=self._senses.terminals(job),
             late_seconds=late_seconds,
             is_starting=self._senses.is_starting,
+            load_cv=self._senses.load_cv(job.id),
         )
         changes = self._of(job, now).observe(seen, now, wall)
         attempt = job.attempt_number

@@ -11,7 +11,6 @@ from orchestrator.core.facts.gpus import GpuEcc, GpuLost, Xid
 from orchestrator.core.states import FailureClass, JobState
 from orchestrator.daemon.diagnosis.saves_seen import saves_seen
 from orchestrator.daemon.gpus.conditions import driver_faults
-from orchestrator.gpu.balance.balance import load_of
 from orchestrator.gpu.drivers.simulated import is_simulated
 
 if TYPE_CHECKING:
@@ -46,11 +45,12 @@ def job_seen(
     terminals: Mapping[int, TerminalSeen] | None = None,
     late_seconds: float | None = None,
     is_starting: Callable[[str], bool] = lambda _: False,
+    load_cv: float | None = None,
 ) -> JobSeen:
     """Return the job's observation at wall time ``now``. ``reports`` are of GPUs that jobs hold; a GPU without one does not answer.
 
     ``holding`` are the jobs that hold GPUs, ``missing`` GPUs that their node no longer lists, ``is_starting`` returns
-    whether a GPU's exporter starts.
+    whether a GPU's exporter starts. ``load_cv`` is the job's coefficient of variation, where it has one.
     """
     running = job.state is JobState.RUNNING and not job.succeeded and not job.degraded and not job.exits
     ended = {one.rank for one in job.exits}
@@ -81,6 +81,7 @@ def job_seen(
         ),
         processes=tuple(one for rank, one in sorted((processes or {}).items()) if rank < job.num_workers),
         memory_bytes=job.spec.resources.resources_per_worker.memory_bytes,
+        load_cv=load_cv,
         certain_work=all(is_simulated(uuid) for uuid in uuids),
         num_ranks=job.num_workers,
         stall=stall,
@@ -140,7 +141,6 @@ def _gpu_seen(
         fault = faults[0] if faults else None
         return GpuSeen(gpu_uuid=uuid, rank=seat.rank, node=seat.node_name, model=status.info.model, fault=fault)
     faults += _events(uuid, sample, began)
-    load = load_of(sample, simulated=status.info.simulated)
     clocks = dict(sample.clocks)
     return GpuSeen(
         gpu_uuid=uuid,
@@ -148,14 +148,14 @@ def _gpu_seen(
         node=seat.node_name,
         model=status.info.model,
         sampled_at=sample.timestamp,
-        utilization=load.utilization,
-        memory_bytes=load.memory,
+        utilization=sample.utilization,
+        memory_bytes=None if sample.memory_used_bytes is None else float(sample.memory_used_bytes),
         memory_total_bytes=sample.memory_total_bytes,
         clock_offset_seconds=sample.timestamp - now,
-        power_watts=load.power,
+        power_watts=sample.power_watts,
         power_limit_watts=sample.power_limit_watts,
         clock_hertz=clocks.get("sm", clocks.get("graphics")),
-        work=load.work,
+        work=sample.memory_activity if status.info.simulated else None,
         throttle=tuple(reason.value for reason in sample.throttle_active),
         foreign_pids=tuple(line[0] for line in report.lineages if own.isdisjoint(line)),
         own_memory_bytes=_own_memory(sample, report, own),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core.facts.gpus import GpuState
 from orchestrator.daemon.gpus.conditions import gpu_conditions
-from orchestrator.gpu.balance.view import GpuOwner, GpuRow, gpu_row
+from orchestrator.gpu.row import GpuOwner, GpuRow, gpu_row
 from orchestrator.gpu.sampler import Health
 
 if TYPE_CHECKING:

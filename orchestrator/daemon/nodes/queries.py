@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.loop import Loop
     from orchestrator.daemon.nodes.quarantine import NodeQuarantine
-    from orchestrator.gpu.balance.view import GpuRow
+    from orchestrator.gpu.row import GpuRow
     from orchestrator.runtime.cluster.nodes import NodeRegistry
     from orchestrator.runtime.exporters.exporters import Exporters
     from orchestrator.runtime.nodes.agent import NodeGpu, NodeReport

@@ -17,7 +17,7 @@ from orchestrator.api.errors import BadRequestError, RefusedError
 from orchestrator.api.server.listeners import bind_tcp, raise_file_limit
 from orchestrator.api.server.read_app import read_policy
 from orchestrator.gpu.drivers.inventory import discover
-from orchestrator.gpu.exporter.http import is_loopback
+from orchestrator.gpu.exporter import is_loopback
 from orchestrator.parts import install_line, unmet
 from orchestrator.runtime.cluster.head import VISIBLE_GPUS
 from orchestrator.web.serving import page_place, page_tls

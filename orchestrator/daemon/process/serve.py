@@ -26,7 +26,6 @@ from orchestrator.api.server.listeners import (
 from orchestrator.api.server.read_app import create_read_app, read_policy
 from orchestrator.api.transport.peer import is_stopped
 from orchestrator.daemon.bootstrap import build
-from orchestrator.daemon.metrics.local_prometheus import LocalPrometheus
 from orchestrator.daemon.process import failure
 from orchestrator.daemon.process.home import prepare_home
 from orchestrator.daemon.process.preflight import bind_read, check_options, place_of
@@ -37,7 +36,7 @@ from orchestrator.runtime.cluster.head import ClusterError
 from orchestrator.runtime.own_thread import WatchedExecutor, calls_under_way
 from orchestrator.spec.paths import PageFiles
 from orchestrator.store.errors import StoreError, StoreInUseError
-from orchestrator.telemetry.local_prometheus import LocalPrometheusError
+from orchestrator.telemetry.local_prometheus import LocalPrometheus, LocalPrometheusError
 from orchestrator.telemetry.logging import configure_logging
 from orchestrator.web.serving import (
     LazyPage,

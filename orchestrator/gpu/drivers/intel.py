@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.gpu.drivers import sysfs
-from orchestrator.gpu.drivers.hwmon import Sensors, first_labelled, micro
-from orchestrator.gpu.reader import Detail, GpuLostError, ReaderOptions
-from orchestrator.gpu.sample import GpuInfo, Sample, Throttle, Vendor
+from orchestrator.gpu.drivers.sysfs import Sensors, first_labelled, micro
+from orchestrator.gpu.sample import Detail, GpuInfo, GpuLostError, ReaderOptions, Sample, Throttle, Vendor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -79,7 +78,7 @@ class _Rate:
 
 
 class IntelReader:
-    """Reads one Intel GPU; see `orchestrator.gpu.reader.GpuReader`."""
+    """Reads one Intel GPU; see `orchestrator.gpu.sample.GpuReader`."""
 
     def __init__(
         self,

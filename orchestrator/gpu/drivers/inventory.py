@@ -14,16 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.gpu.drivers.amd import open_amd
-from orchestrator.gpu.drivers.assignments import SimulatedAssignments
 from orchestrator.gpu.drivers.intel import open_intel
-from orchestrator.gpu.drivers.nvidia.nvml import open_nvidia
-from orchestrator.gpu.drivers.simulated import open_simulated
+from orchestrator.gpu.drivers.simulated import SimulatedAssignments, open_simulated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from orchestrator.gpu.reader import GpuReader
-    from orchestrator.gpu.sample import GpuInfo
+    from orchestrator.gpu.sample import GpuInfo, GpuReader
 
 DRIVER_DEADLINE_SECONDS: Final = 15.0
 """A driver that wakes a GPU from persistence-off takes seconds; one that takes longer hangs."""
@@ -80,14 +77,14 @@ def survey(
 ) -> Survey:
     """Return readers for the GPUs of this host, and the vendors that failed.
 
-    `assignments` is the file of processes on simulated GPUs; see `orchestrator.gpu.drivers.assignments`.
+    `assignments` is the file of processes on simulated GPUs; see `orchestrator.gpu.drivers.simulated`.
     """
     node = node or node_name()
     if simulate > 0:
         source = SimulatedAssignments(assignments) if assignments is not None else None
         return Survey(readers=tuple(open_simulated(simulate, node, source)), problems=())
     vendors: tuple[tuple[str, Callable[[], Sequence[GpuReader]]], ...] = (
-        ("NVIDIA", open_nvidia),
+        ("NVIDIA", _open_nvidia),
         ("AMD", lambda: open_amd(sysfs, node)),
         ("Intel", lambda: open_intel(sysfs, node)),
     )
@@ -127,6 +124,13 @@ def open_readers(
         reasons = " ".join(found.problems)
         raise LookupError(f"this host has no GPU {', '.join(missing)}; it has: {here}. {reasons}".rstrip())
     return tuple(by_uuid[uuid] for uuid in uuids)
+
+
+def _open_nvidia() -> Sequence[GpuReader]:
+    """Open NVIDIA's GPUs; where all are simulated, the process does without pynvml's five megabytes."""
+    from orchestrator.gpu.drivers.nvidia import open_nvidia
+
+    return open_nvidia()
 
 
 def _ask(

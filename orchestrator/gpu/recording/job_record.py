@@ -16,8 +16,8 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.gpu.reader import Detail
-from orchestrator.gpu.recording.recording import RecordedSample, Recording
+from orchestrator.gpu.recording.reading import RecordedSample, Recording
+from orchestrator.gpu.sample import Detail
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,8 +11,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.gpu.reader import Detail
-from orchestrator.gpu.sample import Vendor
+from orchestrator.gpu.sample import Detail, Vendor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

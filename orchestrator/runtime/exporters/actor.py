@@ -11,16 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.gpu.drivers.assignments import FILE_NAME
 from orchestrator.gpu.drivers.inventory import open_readers
-from orchestrator.gpu.exporter.exporter import ExporterTarget, GpuExporter, GpuStatus
-from orchestrator.gpu.exporter.http import HttpSettings, is_loopback
+from orchestrator.gpu.drivers.simulated import FILE_NAME
+from orchestrator.gpu.exporter import ExporterSettings, GpuExporter, GpuStatus, HttpSettings, is_loopback
 from orchestrator.gpu.proc import ancestors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestrator.gpu.balance.balance import LoadPoint
+    from orchestrator.gpu.load import GpuLoad
 
 NODE_ADDRESS: Final = "node"
 
@@ -52,7 +51,7 @@ class ExporterAccess:
 class ExporterReport:
     """Report of an exporter: its URL, its process, its GPU's present state, and the jobs for which it writes telemetry.
 
-    ``loads`` is the GPU's load since the requested time. ``lineages`` holds each process on the GPU with its ancestors,
+    ``load`` is the GPU's load over the requested seconds. ``lineages`` holds each process on the GPU with its ancestors,
     which only the node itself can read; a process that the exporter cannot see has none.
     """
 
@@ -60,14 +59,14 @@ class ExporterReport:
     pid: int
     status: GpuStatus
     recording: frozenset[str] = frozenset()
-    loads: tuple[LoadPoint, ...] = ()
+    load: GpuLoad | None = None
     lineages: tuple[tuple[int, ...], ...] = ()
 
 
 class ExporterActor:
     """One GPU's exporter. No method calls the driver: a GPU that hangs blocks only its own sampling thread.
 
-    The methods are synchronous: the exporter runs its own event loop.
+    The methods are synchronous: the exporter has its own threads.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class ExporterActor:
             node=simulated_node if simulate else None,
         )
         http = access.http(ray.util.get_node_ip_address())
-        self._exporter = GpuExporter(readers, node, ExporterTarget(processes=access.processes, http=http))
+        self._exporter = GpuExporter(readers, node, ExporterSettings(processes=access.processes, http=http))
         try:
             self._exporter.start()
         except OSError as error:
@@ -90,20 +89,20 @@ class ExporterActor:
             if error.errno != errno.EADDRINUSE or not is_loopback(http.host):
                 raise
             anywhere = replace(http, port=0, last_port=None)
-            self._exporter = GpuExporter(readers, node, ExporterTarget(processes=access.processes, http=anywhere))
+            self._exporter = GpuExporter(readers, node, ExporterSettings(processes=access.processes, http=anywhere))
             self._exporter.start()
         _give_back_memory()
 
-    def report(self, since: float | None = None) -> ExporterReport:
-        """Return the newest values; with ``since`` (Unix time of this node) also the GPU's load after it."""
+    def report(self, over: float | None = None) -> ExporterReport:
+        """Return the newest values; with ``over`` also the GPU's load over that many seconds, and its processes' lineages."""
         (status,) = self._exporter.statuses()
-        processes = status.sample.processes if status.sample is not None and since is not None else ()
+        processes = status.sample.processes if status.sample is not None and over is not None else ()
         return ExporterReport(
             url=self._exporter.url,
             pid=os.getpid(),
             status=status,
             recording=self._exporter.recorded_jobs(),
-            loads=() if since is None else self._exporter.loads_since(since),
+            load=None if over is None else self._exporter.loads(over)[0],
             lineages=tuple(line for process in processes if (line := ancestors(process.pid))),
         )
 

@@ -8,16 +8,21 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from orchestrator.core.facts.gpus import GpuLost, Xid
+from orchestrator.gpu.sampler import Health
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.names import exporter_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from orchestrator.core.facts.gpus import GpuFault
+    from orchestrator.gpu.exporter import GpuStatus
     from orchestrator.runtime.cluster.connection import RayConnection
     from orchestrator.runtime.cluster.nodes import NodeRegistry
     from orchestrator.runtime.exporters.actor import ExporterAccess, ExporterReport
     from orchestrator.runtime.nodes.agent import NodeGpu, NodeReport
+
 
 GONE_SECONDS: Final = 900.0
 """How long Prometheus still sees the exporters of a lost node: its alerts need the failed scrapes."""
@@ -113,23 +118,23 @@ class Exporters:
         ]
 
     async def ask(
-        self, uuids: Iterable[str] | None = None, since: Mapping[str, float] | None = None
+        self, uuids: Iterable[str] | None = None, over: Mapping[str, float] | None = None
     ) -> Mapping[str, ExporterReport]:
         """Query these GPUs' exporters, or all, concurrently and each with a deadline; return the reports.
 
-        ``since`` adds each GPU's load after that Unix time, or as far back as the exporter has it.
+        ``over`` adds each GPU's load over that many seconds.
         """
         known = list(self._actors if uuids is None else (u for u in uuids if u in self._actors))
-        after = {uuid: None if since is None else since.get(uuid, 0.0) for uuid in known}
-        found = await asyncio.gather(*(self._ask(uuid, self._report_seconds, after[uuid]) for uuid in known))
+        seconds = over or {}
+        found = await asyncio.gather(*(self._ask(uuid, self._report_seconds, seconds.get(uuid)) for uuid in known))
         return {uuid: report for uuid, report in zip(known, found, strict=True) if report is not None}
 
-    async def _ask(self, uuid: str, seconds: float, since: float | None = None) -> ExporterReport | None:
+    async def _ask(self, uuid: str, seconds: float, over: float | None = None) -> ExporterReport | None:
         actor = self._actors.get(uuid)
         if actor is None:
             return None
         try:
-            report: ExporterReport = await within(seconds, actor.report.remote(since))
+            report: ExporterReport = await within(seconds, actor.report.remote(over))
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -217,3 +222,37 @@ def is_dead(error: BaseException) -> bool:
     from ray.exceptions import ActorDiedError
 
     return isinstance(error, ActorDiedError)
+
+
+ASK_SECONDS: Final = 0.5
+RECENT_SECONDS: Final = 60.0  # an Xid precedes the program's failure: a collective may wait for long
+
+
+async def gpu_evidence(exporters: Exporters, uuids: Sequence[str]) -> tuple[GpuFault, ...]:
+    """Return what the driver reports of a dead rank's GPUs; empty where nothing is wrong or no exporter answers.
+
+    Exporters receive an Xid at once; one that hangs with its GPU is not waited for.
+    """
+    try:
+        async with asyncio.timeout(ASK_SECONDS):
+            reports = await exporters.ask(uuids)
+    except TimeoutError:
+        reports = {}
+    missing = {uuid for _, uuid in exporters.missing()}
+    faults: list[GpuFault] = [GpuLost(gpu_uuid=uuid) for uuid in uuids if uuid in missing]
+    for uuid in uuids:
+        report = reports.get(uuid)
+        if report is not None and uuid not in missing:
+            faults += evidence_of(uuid, report.status)
+    return tuple(faults)
+
+
+def evidence_of(uuid: str, status: GpuStatus) -> list[GpuFault]:
+    """Return what one GPU's status shows of a failure now: the time of its newest sample, by the clock of its node."""
+    now = status.sample.timestamp if status.sample else 0.0
+    lost: list[GpuFault] = [GpuLost(gpu_uuid=uuid)] if status.health is Health.LOST else []
+    recent = (x for x in (status.sample.xids if status.sample else ()) if now - x.last_timestamp <= RECENT_SECONDS)
+    return lost + [
+        Xid(gpu_uuid=uuid, number=xid.code, at=xid.last_timestamp, seconds_before=now - xid.last_timestamp)
+        for xid in recent
+    ]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator import __version__
 from orchestrator.core.facts.nodes import DriverProblem
-from orchestrator.gpu.drivers.assignments import FILE_NAME, write_assignments
+from orchestrator.gpu.drivers.simulated import FILE_NAME, write_assignments
 from orchestrator.private_files import PRIVATE_UMASK, make_private, remove_private
 from orchestrator.runtime.forkserver import linux
 from orchestrator.runtime.nodes.directories import clear_ended_nodes, clear_pages, fork_socket, raylet_of

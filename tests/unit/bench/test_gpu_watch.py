@@ -6,8 +6,7 @@ import dataclasses
 from typing import Any
 
 from orchestrator.bench.gpu_watch import GpuUse, GpuWatch
-from orchestrator.gpu.reader import Detail, GpuReadError
-from orchestrator.gpu.sample import Sample
+from orchestrator.gpu.sample import Detail, GpuReadError, Sample
 from tests.support.stack import wait_until
 
 

@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.gpu.reader import Detail, ReaderOptions
-from orchestrator.gpu.sample import GpuInfo, Sample, Vendor
+from orchestrator.gpu.sample import Detail, GpuInfo, GpuProcess, ReaderOptions, Sample, Throttle, Vendor, XidCount
 from tests.support.stack import PATIENCE_SECONDS
 
 
@@ -28,6 +27,33 @@ def gpu_info(uuid: str = "GPU-a", index: int = 0, **changes: Any) -> GpuInfo:
 
 def sample(uuid: str = "GPU-a", at: float = 100.0, **values: Any) -> Sample:
     return Sample(gpu_uuid=uuid, timestamp=1.7e9 + at, monotonic=at, **values)
+
+
+def full_sample() -> Sample:
+    """Return a sample with every possible value."""
+    return sample(
+        duration_seconds=0.0012,
+        utilization=0.5,
+        memory_activity=0.25,
+        memory_used_bytes=10 << 30,
+        memory_total_bytes=80 << 30,
+        power_watts=300.5,
+        power_limit_watts=700.0,
+        energy_joules=1234.5,
+        fan=0.4,
+        pcie_transmit_bytes=2**53,
+        pcie_receive_bytes=7,
+        temperatures=(("gpu", 55.0), ("memory", 62.0)),
+        temperature_limits=(("gpu", "slowdown", 89.0),),
+        clocks=(("sm", 1.98e9),),
+        throttle=((Throttle.THERMAL, True), (Throttle.POWER_CAP, False)),
+        throttle_seconds=((Throttle.THERMAL, 2.5),),
+        ecc_errors=(("uncorrected", "volatile", 3),),
+        remapped_rows=(("pending", 1),),
+        nvlinks=((0, 1024, 2048), (1, None, 4096)),
+        xids=(XidCount(code=79, count=2, last_timestamp=1.7e9),),
+        processes=(GpuProcess(pid=4711, memory_bytes=5), GpuProcess(pid=4712, memory_bytes=None)),
+    )
 
 
 def wait_for(condition: Callable[[], Any], what: str, timeout: float = PATIENCE_SECONDS) -> Any:

@@ -17,7 +17,7 @@ from orchestrator.cli.commands.runs import find_recording
 from orchestrator.cli.session import Session
 from orchestrator.cli.top.player import Player
 from orchestrator.cli.top.screen import ReplayApp
-from orchestrator.gpu.recording.recording import RecordedSample, Recording
+from orchestrator.gpu.recording.reading import RecordedSample, Recording
 
 START = 1_700_000_000.0
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from orchestrator.gpu.reader import Detail, GpuLostError, GpuReadError
+from orchestrator.gpu.sample import Detail, GpuLostError, GpuReadError
 from orchestrator.gpu.sampler import Details, Health, Pace, Reading, Sampler, SamplerGroup, Ticker
 from tests.unit.gpu.support import ScriptedReader, wait_for
 
@@ -129,14 +129,15 @@ def test_a_failing_driver_and_a_bug_in_a_reader_are_both_survived(make_reader: M
         wait_for(lambda: sampler.health() is Health.OK, "recovery")
 
 
-def test_changes_are_told_with_and_without_a_sample(make_reader: MakeReader) -> None:
+def test_failed_readings_are_counted_since_the_start_and_since_the_last_sample(make_reader: MakeReader) -> None:
     reader = make_reader("GPU-a")
-    changes: list[str | None] = []
-    sampler = Sampler(reader, rate=100.0, pace=QUICK, on_change=lambda: changes.append(sampler.error))
+    sampler = Sampler(reader, rate=100.0, pace=QUICK)
     with SamplerGroup([sampler]):
-        wait_for(lambda: changes == [None], "the first sample")
         reader.error = GpuReadError("no answer")
-        wait_for(lambda: "no answer" in changes, "the failure")
+        wait_for(lambda: sampler.failures > 1, "failures")
+        reader.error = None
+        wait_for(lambda: not sampler.failures, "a sample")
+        assert sampler.errors > 1
 
 
 def test_the_rate_can_be_raised_while_it_runs(make_reader: MakeReader) -> None:

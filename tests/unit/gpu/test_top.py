@@ -13,7 +13,7 @@ from textual.widgets import DataTable, Static
 from textual.widgets.data_table import RowKey
 
 from orchestrator.api.errors import OrchError
-from orchestrator.api.views import AttemptView, FindingView, JobView, ProgressView, RankView
+from orchestrator.api.views import FindingView, JobView, ProgressView, RankView
 from orchestrator.cli.console import Console
 from orchestrator.cli.render.gpus import GpuSummary
 from orchestrator.cli.session import Session
@@ -21,17 +21,15 @@ from orchestrator.cli.top import cells as model
 from orchestrator.cli.top.cells import Order, gpu_detail, job_cells, process_cells, rate
 from orchestrator.cli.top.frames import (
     HISTORY,
-    SETTLED_SECONDS,
     Frame,
     Host,
-    JobLine,
     Past,
     ProcessLine,
     TopSource,
     Traffic,
 )
 from orchestrator.cli.top.screen import FittedTable, HelpScreen, TopApp
-from orchestrator.gpu.balance.view import GpuOwner, GpuRow
+from orchestrator.gpu.row import GpuOwner, GpuRow
 from orchestrator.gpu.sample import Throttle
 from orchestrator.gpu.sampler import Health
 from tests.support.fake_nvml import FakeNvml
@@ -151,7 +149,7 @@ def test_colours_follow_the_load() -> None:
 
 def test_the_headline_counts_what_matters() -> None:
     rows = (row(0, utilization_ratio=1.0), row(1, utilization_ratio=0.5, health=Health.LOST), row(2, placeable=False))
-    text = model.headline(frame(rows, jobs=(JobLine(job=job(), balance=None),)))
+    text = model.headline(frame(rows, jobs=(job(balance=None),)))
     assert text == "1 node  2 GPUs  75% busy  999 W  1 not answering  1 job"
     assert model.headline(frame((row(0),), origin="no daemon: this machine only")).endswith("this machine only")
     host = Host(cpu_share=0.5, cores=1, load=0.25, memory_used_bytes=1 << 30, memory_total_bytes=4 << 30)
@@ -159,7 +157,7 @@ def test_the_headline_counts_what_matters() -> None:
 
 
 def test_job_and_process_cells_hold_only_what_is_known() -> None:
-    shown = {key: text for key, (text, _) in job_cells(JobLine(job=job(), balance=POOR)).items()}
+    shown = {key: text for key, (text, _) in job_cells(job(balance=POOR)).items()}
     assert shown == {
         "job": "digits-k3f9q2",
         "state": "RUNNING",
@@ -167,7 +165,7 @@ def test_job_and_process_cells_hold_only_what_is_known() -> None:
         "progress": "step 10/100",
         "balance": "poor: power CV 40%",
     }
-    assert set(job_cells(JobLine(job=job(progress=None), balance=None))) == {"job", "state", "gpus"}
+    assert set(job_cells(job(progress=None, balance=None))) == {"job", "state", "gpus"}
     line = ProcessLine(
         pid=7,
         node="n",
@@ -283,7 +281,7 @@ def test_the_screen_shows_gpus_jobs_and_processes() -> None:
     line = ProcessLine(
         pid=4711, node="node1", gpu=0, gpu_uuid="GPU-0", memory_bytes=5, command="python \x1b[31mtrain.py"
     )
-    source = StillSource(frame(rows, jobs=(JobLine(job=job(), balance=POOR),), processes=(line,), problems=("a note",)))
+    source = StillSource(frame(rows, jobs=(job(balance=POOR),), processes=(line,), problems=("a note",)))
 
     async def script(app: TopApp, pilot: Any) -> None:
         await pilot.pause()
@@ -409,27 +407,6 @@ def test_the_source_works_without_a_daemon(session: Session, nvml: FakeNvml) -> 
     assert "python" in mine.command
     assert mine.seconds is not None
     assert (gone.pid, gone.command) == (2**30, "")
-
-
-def test_the_balance_is_worked_out_where_the_daemon_has_none(session: Session, nvml: FakeNvml) -> None:
-    nvml[1].power_mw = 100_000
-    with TopSource(session, interval=0.05) as source:
-        wait_for(lambda: source.frame and all(one.sampled_at for one in source.frame.rows), "samples")
-        uuids = (nvml.uuid(0), nvml.uuid(1))
-        gpus = tuple(RankView(rank=i, node="n", gpu_uuids=(uuid,)) for i, uuid in enumerate(uuids))
-
-        def held(running_for: float | None, **changes: Any) -> JobView:
-            running_at = None if running_for is None else time.time() - running_for
-            attempt = AttemptView(number=1, state="RUNNING", started_at=0.0, running_at=running_at)
-            return job(**{"gpus": gpus, "attempts": (attempt,), **changes})
-
-        found = source._past.balance(held(3600.0))
-        assert found is not None
-        assert found["quantities"]["power"]["cv"] == pytest.approx(0.5)
-        assert source._past.balance(held(SETTLED_SECONDS - 5)) is None, "it has only just begun"
-        assert source._past.balance(held(None)) is None
-        assert source._past.balance(held(3600.0, balance=POOR)) == POOR
-        assert source._past.balance(held(3600.0, gpus=())) is None
 
 
 def test_counters_become_rates_and_a_new_beginning_is_no_rate() -> None:

@@ -8,9 +8,9 @@ import pytest
 from textual.widgets import Static
 
 from orchestrator.cli.top.cells import GAP, GPU_COLUMNS, JOB_COLUMNS, PROCESS_COLUMNS, TopColumn, fitted, widths
-from orchestrator.cli.top.frames import Frame, JobLine, ProcessLine, Traffic
+from orchestrator.cli.top.frames import Frame, ProcessLine, Traffic
 from orchestrator.cli.top.screen import FittedTable, TopApp
-from orchestrator.gpu.balance.view import GpuOwner, GpuRow
+from orchestrator.gpu.row import GpuOwner, GpuRow
 from orchestrator.gpu.sample import Throttle
 from orchestrator.gpu.sampler import Health
 from tests.unit.gpu.test_top import FOUND, POOR, StillSource, frame, job, row
@@ -42,7 +42,7 @@ def busy_frame(gpus: int, nodes: int = 1) -> Frame:
         ProcessLine(pid=4_194_000 + one.index, node=one.node, gpu=one.index, gpu_uuid=one.gpu_uuid, command="python x")
         for one in rows
     )
-    lines = (JobLine(job=job(id=LONG_JOB, findings=FOUND), balance=POOR),)
+    lines = (job(id=LONG_JOB, findings=FOUND, balance=POOR),)
     return frame(tuple(rows), traffic=traffic, processes=processes, jobs=lines, title="")
 
 

@@ -15,10 +15,20 @@ from orchestrator.core.facts.reasons import RanksSucceeded
 from orchestrator.core.facts.requesters import ByUser
 from orchestrator.core.ids import JobId
 from orchestrator.core.states import JobState, StopPurpose
-from orchestrator.telemetry.annotations import AnnotationKind, mark_of
-from orchestrator.telemetry.collectors import LINGER_SECONDS, MAX_JOBS, MAX_METRICS, registry, render
-from orchestrator.telemetry.histogram import Histogram
-from orchestrator.telemetry.metrics_view import DaemonFacts, Disk, JobSeries, Snapshot
+from orchestrator.telemetry.collectors import (
+    LINGER_SECONDS,
+    MAX_JOBS,
+    MAX_METRICS,
+    AnnotationKind,
+    DaemonFacts,
+    Disk,
+    Histogram,
+    JobSeries,
+    Snapshot,
+    mark_of,
+    registry,
+    render,
+)
 from tests.support.records import replace
 from tests.support.work import calls
 from tests.unit.core.builders import failure

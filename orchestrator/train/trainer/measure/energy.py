@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from orchestrator.gpu.reader import GpuReadError
+from orchestrator.gpu.sample import GpuReadError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestrator.gpu.reader import GpuReader
+    from orchestrator.gpu.sample import GpuReader
 
 READ_EVERY_SECONDS = 2.0
 
@@ -63,7 +63,7 @@ def open_meter(device: torch.device) -> EnergyMeter | None:
     """Return a meter for the GPU that torch calls `device`; None for CPUs and drivers without a counter."""
     if device.type != "cuda":
         return None
-    from orchestrator.gpu.drivers.nvidia.nvml import open_nvidia
+    from orchestrator.gpu.drivers.nvidia import open_nvidia
 
     uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
     try:

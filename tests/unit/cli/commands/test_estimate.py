@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.api.usage_views import EstimateQualityView, EstimateShareView
 from orchestrator.api.views import ProgressView, RankView
-from orchestrator.gpu.balance.view import GpuRow
+from orchestrator.gpu.row import GpuRow
 from orchestrator.gpu.sampler import Health
 from tests.unit.api.test_matrix_routes import grid, put
 

@@ -20,7 +20,7 @@ from orchestrator.daemon.jobs.event_views import event_view
 from orchestrator.daemon.jobs.progress import JobProgress
 from orchestrator.daemon.jobs.views import job_view
 from orchestrator.daemon.web_hooks import with_links
-from orchestrator.gpu.exporter.exporter import GpuStatus
+from orchestrator.gpu.exporter import GpuStatus
 from orchestrator.gpu.sample import GpuProcess, Throttle, XidCount
 from orchestrator.gpu.sampler import Health
 from orchestrator.runtime.exporters.actor import ExporterReport
@@ -63,6 +63,7 @@ class World:
         self.storage: dict[int, StorageSeen] = {}
         self.terminals: dict[int, TerminalSeen] = {}
         self.starting: set[str] = set()
+        self.load_cv: float | None = None
         self.events: list[ev.Event] = []
         self.notices: list[Any] = []
         self.watch = self.daemon()
@@ -78,6 +79,7 @@ class World:
                 terminals=lambda _: self.terminals,
                 missing=lambda: (),
                 is_starting=lambda uuid: uuid in self.starting,
+                load_cv=lambda _: self.load_cv,
             ),
             jobs=lambda: [self.job],
             post=self.post,
@@ -376,3 +378,23 @@ def test_memory_of_no_process_and_errors_of_memory_are_those_of_the_gpu() -> Non
     said = [event_view(StoredEvent(number=1, event=event)).summary for event in world.events]
     assert any("2 errors that it cannot correct" in one for one in said)
     assert any("has corrected 90 errors of its memory in ten minutes" in one for one in said)
+
+
+def test_unevenly_loaded_gpus_are_found_by_the_balance_that_the_daemon_shows() -> None:
+    world = World()
+    uneven = ("load_uneven", None)
+
+    def run(seconds: int) -> None:
+        for _ in range(0, seconds, 2):
+            values = {"at": world.now, "utilization": 0.9, "power_watts": 300.0}
+            world.reports = {uuid: report(uuid, **values) for uuid in UUIDS}
+            world.run(2.0)
+
+    run(100)
+    assert uneven not in world.open, "without a balance"
+    world.load_cv = 0.4
+    run(100)
+    assert uneven in world.open
+    world.load_cv = 0.1
+    run(100)
+    assert uneven not in world.open

@@ -13,10 +13,9 @@ import pytest
 import structlog
 
 from orchestrator.core.ids import JobId
-from orchestrator.daemon.gpus.balances import JobBalances
-from orchestrator.daemon.gpus.watch import GpuWatch
-from orchestrator.gpu.balance.balance import GpuLoad, LoadPoint
-from orchestrator.gpu.exporter.exporter import GpuStatus
+from orchestrator.daemon.gpus.watch import GpuWatch, JobBalances
+from orchestrator.gpu.exporter import GpuStatus
+from orchestrator.gpu.load import GpuLoad
 from orchestrator.gpu.sample import GpuProcess
 from orchestrator.gpu.sampler import Health
 from orchestrator.runtime.exporters.actor import ExporterReport
@@ -33,18 +32,20 @@ class RecordingExporters:
         node = SimpleNamespace(home_shared=True, home=str(home))
         self.nodes: dict[str, Any] = dict.fromkeys(("GPU-a", "GPU-b", "GPU-c"), node)
         self.recorded: dict[str, dict[str, str]] = {uuid: {} for uuid in self.nodes}
-        self.points: dict[str, list[LoadPoint]] = {}
+        self.loads: dict[str, dict[float, GpuLoad]] = {}
+        """Each GPU's load by the seconds over which it is asked for at most."""
         self.lineages: dict[str, tuple[tuple[int, ...], ...]] = {}
         self.reports: dict[str, ExporterReport] = {}
         self.asked: list[set[str]] = []
+        self.hanging: set[str] = set()
 
-    async def ask(self, uuids: Iterable[str], since: Mapping[str, float] | None = None) -> Mapping[str, ExporterReport]:
+    async def ask(self, uuids: Iterable[str], over: Mapping[str, float] | None = None) -> Mapping[str, ExporterReport]:
         self.asked.append(set(uuids))
-        found = {uuid: self._report(uuid, (since or {}).get(uuid, 0.0)) for uuid in self.asked[-1]}
+        found = {uuid: self._report(uuid, (over or {})[uuid]) for uuid in self.asked[-1] - self.hanging}
         self.reports |= found
         return found
 
-    def _report(self, uuid: str, since: float) -> ExporterReport:
+    def _report(self, uuid: str, over: float) -> ExporterReport:
         processes = tuple(GpuProcess(pid=line[0], memory_bytes=1) for line in self.lineages.get(uuid, ()))
         return ExporterReport(
             url="http://127.0.0.1:1/metrics",
@@ -53,7 +54,7 @@ class RecordingExporters:
                 info=gpu_info(uuid), health=Health.OK, sample=sample(uuid, processes=processes), error=None
             ),
             recording=frozenset(self.recorded[uuid]),
-            loads=tuple(point for point in self.points.get(uuid, ()) if point.timestamp > since),
+            load=next((load for most, load in self.loads.get(uuid, {}).items() if over <= most), None),
             lineages=self.lineages.get(uuid, ()),
         )
 
@@ -113,12 +114,8 @@ class World:
 
     def loads(self, **watts: float) -> None:
         """Set a minute of full load with these watts, by GPU."""
-        now = time.time()
         for uuid, power in watts.items():
-            load = GpuLoad(utilization=1.0, memory=1e9, power=power)
-            self.exporters.points[f"GPU-{uuid}"] = [
-                LoadPoint(timestamp=now - age, age_seconds=float(age), load=load) for age in range(50, -1, -1)
-            ]
+            self.exporters.loads[f"GPU-{uuid}"] = {60.0: GpuLoad(utilization=1.0, memory=1e9, power=power)}
 
 
 @pytest.fixture
@@ -126,15 +123,30 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_a_daemon_that_has_just_started_knows_the_last_minute(world: World) -> None:
+def test_a_job_has_the_balance_of_its_gpus_loads(world: World) -> None:
     world.jobs = [job(("GPU-a",), ("GPU-b",))]
     world.loads(a=300.0, b=100.0)
     world.round()
     assert world.balances.raw[JOB].worst is not None
     assert world.balances.json_ready[JOB]["quantities"]["power"]["cv"] == pytest.approx(0.5)
-    world.exporters.points.clear()  # nothing new: known values stay, and are not counted twice
+    assert world.balances.load_cv(JOB) == pytest.approx(0.5)
+    world.jobs = []
     world.round()
-    assert world.balances.json_ready[JOB]["quantities"]["power"]["mean"] == pytest.approx(200.0)
+    assert (world.balances.raw, world.balances.json_ready, world.balances.load_cv(JOB)) == ({}, {}, None)
+
+
+def test_a_gpu_is_silent_after_a_minute_without_a_report_and_not_after_one_that_is_missed(world: World) -> None:
+    world.jobs = [job(("GPU-a",), ("GPU-b",))]
+    world.loads(a=300.0, b=100.0)
+    world.round()
+    world.exporters.hanging = {"GPU-b"}
+    world.now += 2.0
+    world.round()
+    assert world.balances.raw[JOB].silent == ()
+    world.now += 58.0
+    world.round()
+    assert world.balances.raw[JOB].silent == ("GPU-b",)
+    assert world.balances.load_cv(JOB) is None
 
 
 @pytest.mark.parametrize("ago", [None, 5.0])
@@ -148,16 +160,8 @@ def test_a_job_that_starts_has_no_balance_yet(world: World, ago: float | None) -
 
 def test_the_balance_leaves_out_what_the_gpus_did_before_the_job_ran(world: World) -> None:
     world.jobs = [job(("GPU-a",), ("GPU-b",), ago=20.0)]
-    now = time.time()
-    for uuid, before in (("GPU-a", 300.0), ("GPU-b", 100.0)):
-        world.exporters.points[uuid] = [
-            LoadPoint(
-                timestamp=now - age,
-                age_seconds=float(age),
-                load=GpuLoad(utilization=1.0, memory=1e9, power=before if age > 20 else 200.0),
-            )
-            for age in range(50, -1, -1)
-        ]
+    even, before = (GpuLoad(utilization=1.0, memory=1e9, power=power) for power in (200.0, 300.0))
+    world.exporters.loads = {"GPU-a": {21.0: even, 60.0: before}, "GPU-b": {21.0: even, 60.0: even}}
     world.round()
     assert world.balances.json_ready[JOB]["quantities"]["power"]["cv"] == pytest.approx(0.0)
 

@@ -16,11 +16,10 @@ from orchestrator.core.events import Seat
 from orchestrator.core.job.record import Job
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.jobs.progress import JobProgress
-from orchestrator.daemon.metrics.metering import LAGS_KEPT, Metering
+from orchestrator.daemon.metrics import LAGS_KEPT, Metering
 from orchestrator.spec.job import CheckpointSpec
 from orchestrator.spec.settings import Settings
-from orchestrator.telemetry.collectors import LINGER_SECONDS
-from orchestrator.telemetry.metrics_view import JobSeries, Snapshot
+from orchestrator.telemetry.collectors import LINGER_SECONDS, JobSeries, Snapshot
 from orchestrator.train.script.progress import CheckpointFacts, ProgressSnapshot
 from tests.unit.core.builders import T0, after, changed, finished, make_spec, pending, started, stop, up
 

@@ -29,7 +29,7 @@ from orchestrator.core.ids import JobId
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.stored import job_from_dict, job_to_dict
 from orchestrator.daemon.loop import Published
-from orchestrator.daemon.metrics.metering import Metering
+from orchestrator.daemon.metrics import Metering
 from orchestrator.daemon.nodes.care import LoopNodes
 from orchestrator.daemon.nodes.quarantine import NodeQuarantine
 from orchestrator.daemon.requests.actions import JobActions

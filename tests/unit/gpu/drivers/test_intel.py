@@ -9,8 +9,7 @@ import pytest
 
 from orchestrator.gpu.drivers import sysfs
 from orchestrator.gpu.drivers.intel import IntelReader, open_intel
-from orchestrator.gpu.reader import Detail, GpuLostError
-from orchestrator.gpu.sample import Throttle, Vendor
+from orchestrator.gpu.sample import Detail, GpuLostError, Throttle, Vendor
 from tests.support import fake_sysfs
 
 

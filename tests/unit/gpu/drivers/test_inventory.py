@@ -11,8 +11,7 @@ import pytest
 
 from orchestrator.gpu.drivers import inventory
 from orchestrator.gpu.drivers.inventory import discover, open_readers, survey
-from orchestrator.gpu.reader import GpuReader
-from orchestrator.gpu.sample import Vendor
+from orchestrator.gpu.sample import GpuReader, Vendor
 from tests.support import fake_sysfs
 from tests.support.fake_nvml import FakeNvml
 
@@ -80,7 +79,7 @@ def test_a_uuid_that_is_not_here_is_named_with_those_that_are(nvml: FakeNvml, tm
 
 def test_importing_the_package_is_light() -> None:
     code = (
-        "import sys, orchestrator.gpu.drivers.inventory, orchestrator.gpu.balance.balance, orchestrator.gpu.recording.recorder;"
+        "import sys, orchestrator.gpu.drivers.inventory, orchestrator.gpu.load, orchestrator.gpu.recording.recorder;"
         "print([name for name in ('torch', 'ray', 'pynvml', 'numpy', 'asyncio', 'ssl', 'rich') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

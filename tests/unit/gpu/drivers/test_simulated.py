@@ -13,12 +13,17 @@ from pathlib import Path
 import pytest
 
 from orchestrator.gpu import proc
-from orchestrator.gpu.balance.balance import Band, LoadWindow
 from orchestrator.gpu.drivers import simulated
-from orchestrator.gpu.drivers.assignments import SimulatedAssignments, write_assignments
-from orchestrator.gpu.drivers.simulated import SimulatedReader, WaitProbe, open_simulated, simulated_gpus
-from orchestrator.gpu.reader import GpuReadError
-from orchestrator.gpu.sample import Vendor
+from orchestrator.gpu.drivers.simulated import (
+    SimulatedAssignments,
+    SimulatedReader,
+    WaitProbe,
+    open_simulated,
+    simulated_gpus,
+    write_assignments,
+)
+from orchestrator.gpu.load import Band, LoadWindow, balance
+from orchestrator.gpu.sample import GpuReadError, Vendor
 from tests.unit.gpu.support import wait_for
 
 
@@ -266,23 +271,24 @@ def test_real_processes_a_busy_one_and_a_sleeping_one(ranks: list[subprocess.Pop
     path = tmp_path / "gpus.json"
     write_assignments(path, {index: [one.pid] for index, one in enumerate(ranks)})
     readers = open_simulated(2, "node1", SimulatedAssignments(path))
-    window = LoadWindow()
+    windows = {reader.info.uuid: LoadWindow() for reader in readers}
     threads = {thread.name for thread in threading.enumerate()}
 
     def watched() -> bool:
         for reader in readers:
             sample = reader.read()
             if sample.fresh:
-                window.add(sample)
-        busy, idle = (window.load(reader.info.uuid, sample.monotonic) for reader in readers)
-        judged = window.balance([reader.info.uuid for reader in readers], sample.monotonic).worst is not None
+                windows[sample.gpu_uuid].add(sample)
+        loads = {uuid: window.load(sample.monotonic) for uuid, window in windows.items()}
+        busy, idle = loads.values()
+        judged = balance(loads).worst is not None
         return bool(busy and idle and (busy.utilization or 0.0) > 0.5 and judged)
 
     wait_for(watched, "the busy rank being seen")
     busy, idle = (reader.read() for reader in readers)
     assert (idle.utilization or 0.0) < 0.2
     assert (busy.memory_used_bytes or 0) > 1 << 20
-    result = window.balance([reader.info.uuid for reader in readers], busy.monotonic)
+    result = balance({uuid: window.load(busy.monotonic) for uuid, window in windows.items()})
     assert result.worst is not None
     assert result.worst.band is Band.POOR
     for reader in readers:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.gpu.recording.gputop import RecordingError, read_recording
+from orchestrator.gpu.recording.reading import RecordingError, read_recording
 
 SINGLE: dict[str, Any] = {
     "timestamp": "2025-08-29T04:35:11.660455",

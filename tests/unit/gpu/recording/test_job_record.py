@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.gpu.reader import Detail
 from orchestrator.gpu.recording.job_record import COLUMNS, JobRecorder, read_job_telemetry
-from orchestrator.gpu.sample import Throttle
+from orchestrator.gpu.sample import Detail, Throttle
 from orchestrator.gpu.sampler import Reading
 from tests.unit.gpu.support import gpu_info, sample
 

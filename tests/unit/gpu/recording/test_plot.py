@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.gpu.recording import plot as record_plot
-from orchestrator.gpu.recording.plot import MAX_POINTS, PlotError, write_plot
-from orchestrator.gpu.recording.recording import RecordedSample, Recording
+from orchestrator.gpu.recording import reports
+from orchestrator.gpu.recording.reading import RecordedSample, Recording
+from orchestrator.gpu.recording.reports import MAX_POINTS, PlotError, write_plot
 from orchestrator.parts import install_line
 
 
@@ -34,7 +34,7 @@ def test_each_value_that_was_recorded_has_a_panel(tmp_path: Path) -> None:
 
 
 def test_sensors_that_were_silent_leave_gaps_not_zeros() -> None:
-    lines = record_plot._lines(
+    lines = reports._lines(
         recording(sample(0, power_watts=5.0), sample(1), sample(2, power_watts=7.0), sample(0, index=3)),
         lambda s: s.power_watts,
     )
@@ -43,7 +43,7 @@ def test_sensors_that_were_silent_leave_gaps_not_zeros() -> None:
 
 def test_long_recordings_are_thinned() -> None:
     many = recording(*(sample(t / 100, power_watts=1.0) for t in range(3 * MAX_POINTS)))
-    ((seconds, _),) = record_plot._lines(many, lambda s: s.power_watts).values()
+    ((seconds, _),) = reports._lines(many, lambda s: s.power_watts).values()
     assert MAX_POINTS / 2 < len(seconds) <= MAX_POINTS
 
 

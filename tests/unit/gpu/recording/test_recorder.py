@@ -13,13 +13,19 @@ from typing import Any
 
 import pytest
 
-from orchestrator.gpu.drivers.nvidia.nvml import open_nvidia
-from orchestrator.gpu.reader import Detail
-from orchestrator.gpu.recording.gputop import read_recording
-from orchestrator.gpu.recording.recorder import Recorder, RecordOptions, TrainingFile, _single_formatter
+from orchestrator.gpu.drivers.nvidia import open_nvidia
+from orchestrator.gpu.recording.reading import read_recording
+from orchestrator.gpu.recording.recorder import (
+    GpuStats,
+    Quantiles,
+    Recorder,
+    RecordOptions,
+    RecordStats,
+    TrainingFile,
+    _single_formatter,
+)
 from orchestrator.gpu.recording.rows import COLUMNS, View, csv_header, csv_row, multi_entry, single_entry
-from orchestrator.gpu.recording.stats import GpuStats, Quantiles, RecordStats
-from orchestrator.gpu.sample import Sample, Throttle, Vendor
+from orchestrator.gpu.sample import Detail, Sample, Throttle, Vendor
 from orchestrator.gpu.sampler import Reading
 from tests.support import fake_nvml
 from tests.support.fake_nvml import FakeNvml

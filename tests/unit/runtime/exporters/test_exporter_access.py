@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.gpu.exporter.http import HttpSettings
+from orchestrator.gpu.exporter import HttpSettings
 from orchestrator.runtime.exporters.actor import ExporterAccess
 
 

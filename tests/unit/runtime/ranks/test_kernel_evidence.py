@@ -15,10 +15,10 @@ from orchestrator.core.events import MemoryUse
 from orchestrator.core.facts.gpus import GpuLost, Xid
 from orchestrator.core.facts.memory import KernelMessage, OomCount, OomKill
 from orchestrator.core.states import OutOf
-from orchestrator.gpu.exporter.exporter import GpuStatus
+from orchestrator.gpu.exporter import GpuStatus
 from orchestrator.gpu.sample import GpuInfo, Sample, Vendor, XidCount
 from orchestrator.gpu.sampler import Health
-from orchestrator.runtime.exporters.gpu_evidence import evidence_of
+from orchestrator.runtime.exporters.exporters import evidence_of
 from orchestrator.runtime.ranks.exit_evidence import KernelWatch, OomWatch, memory_use
 from orchestrator.runtime.spawn.lifeline import MemoryUsed
 from tests.support.stack import wait_until

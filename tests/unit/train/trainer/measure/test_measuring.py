@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from orchestrator.gpu.reader import Detail, GpuLostError, ReaderOptions
-from orchestrator.gpu.sample import GpuInfo, Sample, Vendor
+from orchestrator.gpu.sample import Detail, GpuInfo, GpuLostError, ReaderOptions, Sample, Vendor
 from orchestrator.train.errors import DataError
 from orchestrator.train.trainer.config.config import MultiGPUConfig
 from orchestrator.train.trainer.data.batches import compute_loss, count, map_tensors, split

@@ -18,15 +18,27 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from orchestrator import __version__, catalogue, clock
+from orchestrator.api.server.read_app import MetricsPage
+from orchestrator.api.views import TargetGroup
 from orchestrator.core import events as ev
 from orchestrator.core.facts.findings import Finding
 from orchestrator.core.goodput import GoodputLedger, Phase
 from orchestrator.core.states import JobState
+from orchestrator.daemon.gpus.conditions import known_conditions
+from orchestrator.daemon.nodes.queries import gpu_states
 from orchestrator.spec.model import JobSpec
-from orchestrator.telemetry.annotations import mark_of
-from orchestrator.telemetry.collectors import LINGER_SECONDS, MAX_JOBS
-from orchestrator.telemetry.histogram import Histogram
-from orchestrator.telemetry.metrics_view import DaemonFacts, Disk, JobSeries, Snapshot
+from orchestrator.telemetry.collectors import (
+    LINGER_SECONDS,
+    MAX_JOBS,
+    DaemonFacts,
+    Disk,
+    Histogram,
+    JobSeries,
+    Snapshot,
+    mark_of,
+    registry,
+    render,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -34,11 +46,19 @@ if TYPE_CHECKING:
     from orchestrator.core.cluster import Node
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
-    from orchestrator.daemon.jobs.progress import JobProgress
-    from orchestrator.gpu.balance.balance import Balance
+    from orchestrator.daemon.gpus.watch import JobBalances
+    from orchestrator.daemon.jobs.hangs import HangWatch
+    from orchestrator.daemon.jobs.progress import JobProgress, ProgressTable
+    from orchestrator.daemon.loop import Loop
+    from orchestrator.daemon.nodes.quarantine import NodeQuarantine
+    from orchestrator.daemon.readiness import Readiness
+    from orchestrator.gpu.load import Balance
+    from orchestrator.runtime.cluster.nodes import NodeRegistry
+    from orchestrator.runtime.exporters.exporters import Exporters
     from orchestrator.spec.settings import Settings
-    from orchestrator.store.port import FinishedCount
+    from orchestrator.store.port import FinishedCount, Store
     from orchestrator.train.script.progress import ProgressSnapshot
+
 
 LAG_SECONDS: Final = 1.0
 LAGS_KEPT: Final = 15
@@ -261,3 +281,70 @@ def _node_states(nodes: Collection[Node]) -> Mapping[str, int]:
     for node in nodes:
         counts["unreachable" if not (node.alive and node.reachable) else "cordoned" if node.cordoned else "ready"] += 1
     return counts
+
+
+class MetricsSource:
+    """Content of the reading listener: the daemon's metrics, health, and the exporters to scrape. Changes nothing.
+
+    Implements ``api.read_app.ReadSource``.
+    """
+
+    def __init__(
+        self,
+        metering: Metering,
+        *,
+        loop: Loop,
+        store: Store,
+        book: ProgressTable,
+        balances: JobBalances,
+        hangs: HangWatch,
+        known: NodeRegistry,
+        exporters: Exporters,
+        quarantine: NodeQuarantine,
+        readiness: Readiness,
+    ) -> None:
+        self._metering = metering
+        self._loop = loop
+        self._store = store
+        self._book = book
+        self._balances = balances
+        self._hangs = hangs
+        self._known = known
+        self._exporters = exporters
+        self._quarantine = quarantine
+        self._readiness = readiness
+
+    async def metrics(self, accept: str) -> MetricsPage:
+        """Return every metric of the daemon."""
+        snapshot = await self._view()
+        return MetricsPage(*await asyncio.to_thread(render, registry(lambda: snapshot), accept))
+
+    async def _view(self) -> Snapshot:
+        jobs = self._loop.jobs
+        begun = jobs.begun.values()
+        conditions = known_conditions(self._known, self._exporters, self._quarantine.quarantined_gpus, driver=True)
+        return self._metering.view(
+            live=jobs.values(),
+            nodes=list(self._loop.nodes.values()),
+            finished=await self._store.finished_counts(),
+            progress=self._book.all(),
+            balances=self._balances.raw,
+            gpu_states=gpu_states(begun, self._known.reports, self._exporters, self._quarantine.cordoned, conditions),
+            hang_suspected=self._hangs.suspected,
+        )
+
+    async def targets(self) -> Sequence[TargetGroup]:
+        """Return the exporter of every GPU, with its node; also those that do not answer, so that Prometheus sees them fail."""
+        exporters = self._exporters
+        await exporters.ask()  # an exporter restarted by Ray has another address
+        return [
+            TargetGroup(
+                targets=(place.url.removeprefix("http://").partition("/")[0],),
+                labels={"__meta_orch_node": place.node, "__meta_orch_gpu_uuid": uuid},
+            )
+            for uuid, place in sorted(exporters.places.items())
+        ]
+
+    async def not_ready(self) -> Sequence[str]:
+        """Return why no job can be accepted and placed now."""
+        return await self._readiness.problems()

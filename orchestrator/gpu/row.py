@@ -1,4 +1,4 @@
-"""GPUs and balances as JSON: the form of the API and of `orch gpus --json`.
+"""GPUs as JSON, the form of the API and of `orch gpus --json`; and read once, for commands that print once and end.
 
 A row holds one GPU of one node: its identity, its condition, its newest values in base units, and the ranks on it.
 Missing values are null. Rows travel between nodes and releases: a reader ignores unknown keys.
@@ -6,17 +6,18 @@ Missing values are null. Rows travel between nodes and releases: a reader ignore
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from orchestrator.gpu.sample import Sample
+from orchestrator.gpu.sample import GpuLostError, Sample, Vendor
 from orchestrator.gpu.sampler import Health
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from orchestrator.gpu.balance.balance import Balance
-    from orchestrator.gpu.sample import GpuInfo
+    from orchestrator.gpu.sample import GpuInfo, GpuReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,15 +79,10 @@ class GpuRow:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Parse `to_json`'s form; `job` is an older name of `job_id`. Raises KeyError or TypeError for other forms."""
-        if "job" in document:
-            document = {"job_id": document["job"], **document}
+        """Parse `to_json`'s form. Raises KeyError or TypeError for other forms."""
         known = {item.name for item in fields(cls)}
         values = {key: value for key, value in document.items() if key in known}
-        holders = tuple(
-            GpuOwner(job_id=holder.get("job_id") or holder["job"], rank=holder["rank"])
-            for holder in values.get("holders", ())
-        )
+        holders = tuple(GpuOwner(**holder) for holder in values.get("holders", ()))
         tuples = {key: tuple(values.get(key, ())) for key in ("throttle", "processes", "causes")}
         return cls(**{**values, **tuples, "holders": holders})
 
@@ -145,23 +141,44 @@ def _total(counts: Iterable[int | None]) -> int | None:
     return sum(known) if known else None
 
 
-def balance_json(balance: Balance) -> dict[str, Any]:
-    """Return a job's balance as JSON: `{"gpus", "silent", "band", "quantities": {...}}`.
+DEADLINE_SECONDS: Final = 3.0
+_TWICE: Final = frozenset({Vendor.INTEL, Vendor.SIMULATED})
+"""Vendors whose utilization is a rate: it takes two readings, `_APART_SECONDS` apart."""
+_APART_SECONDS: Final = 0.25
 
-    `band` is that of the worse of utilization and power; null for a single GPU and for an idle job.
-    """
-    worst = balance.worst
-    return {
-        "gpus": balance.gpus,
-        "silent": list(balance.silent),
-        "band": worst.band if worst is not None else None,
-        "quantities": {
-            spread.quantity: {
-                "cv": spread.cv,
-                "min_per_median": spread.min_per_median,
-                "mean": spread.mean,
-                "band": spread.band,
-            }
-            for spread in balance.spreads
-        },
-    }
+
+def read_once(readers: Sequence[GpuReader], node: str, deadline_seconds: float = DEADLINE_SECONDS) -> list[GpuRow]:
+    """Return a row per reader, in their order, and close the readers. A GPU that does not answer in time is stale."""
+    outcomes: dict[int, Sample | Exception] = {}
+
+    def ask(number: int, reader: GpuReader) -> None:
+        try:
+            sample = reader.read()
+            if reader.info.vendor in _TWICE:
+                time.sleep(_APART_SECONDS)
+                sample = reader.read()
+            outcomes[number] = sample
+        except Exception as error:
+            outcomes[number] = error
+        finally:
+            reader.close()
+
+    threads = [threading.Thread(target=ask, args=pair, daemon=True) for pair in enumerate(readers)]
+    deadline = time.monotonic() + deadline_seconds
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    silent = TimeoutError(f"its driver has not answered within {deadline_seconds:g} s")
+    return [_row(reader, node, outcomes.get(number, silent)) for number, reader in enumerate(readers)]
+
+
+def _row(reader: GpuReader, node: str, outcome: Sample | Exception) -> GpuRow:
+    if not isinstance(outcome, Exception):
+        return gpu_row(reader.info, node, outcome)
+    health = Health.FAILING
+    if isinstance(outcome, GpuLostError):
+        health = Health.LOST
+    elif isinstance(outcome, TimeoutError):
+        health = Health.STALE
+    return gpu_row(reader.info, node, None, health=health, problem=str(outcome))

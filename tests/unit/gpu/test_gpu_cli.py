@@ -26,21 +26,17 @@ from orchestrator.cli.console import Console
 from orchestrator.cli.render import gpus as gpu_rows
 from orchestrator.cli.render.gpus import balance_line, gpu_lines
 from orchestrator.cli.session import guarded
-from orchestrator.gpu.balance.balance import GpuLoad, balance
-from orchestrator.gpu.balance.view import GpuRow, balance_json, gpu_row
-from orchestrator.gpu.once import read_once
-from orchestrator.gpu.reader import GpuLostError
-from orchestrator.gpu.recording.gputop import read_recording
-from orchestrator.gpu.recording.recording import RecordedSample, Recording
-from orchestrator.gpu.recording.recording_diff import compare, comparison_text
-from orchestrator.gpu.sample import Throttle
+from orchestrator.gpu.load import GpuLoad, balance
+from orchestrator.gpu.recording.reading import RecordedSample, Recording, read_recording
+from orchestrator.gpu.recording.reports import compare, comparison_text
+from orchestrator.gpu.row import GpuRow, gpu_row, read_once
+from orchestrator.gpu.sample import GpuLostError, Throttle
 from orchestrator.gpu.sampler import Health
 from tests.support.fake_nvml import FakeNvml
 from tests.support.stack import PATIENCE_SECONDS
-from tests.unit.gpu.exporter.test_exposition import full_sample
-from tests.unit.gpu.support import ScriptedReader, gpu_info, wait_for
+from tests.unit.gpu.support import ScriptedReader, full_sample, gpu_info, wait_for
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 COMMANDS = LazyCommands(tuple(Entry(name, "gpu", "x", "") for name in ("gpus", "top", "record")))
 Orch = Callable[..., "Outcome"]
 MakeReader = Callable[[str], ScriptedReader]
@@ -220,7 +216,7 @@ def test_a_jobs_balance_in_one_line() -> None:
         "g1": GpuLoad(utilization=1.0, memory=1e9, power=300.0),
         "g2": None,
     }
-    text, band = balance_line(balance_json(balance(loads)))
+    text, band = balance_line(balance(loads).to_json())
     assert text == "poor: utilization CV 0%, power CV 33% (min/median 0.67), 1 of 3 GPUs silent"
     assert band == "poor"
     assert balance_line(None) == ("", "")

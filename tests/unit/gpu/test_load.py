@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.gpu.balance.balance import Balance, Band, GpuLoad, LoadPoint, LoadWindow, Quantity, balance, band
+from orchestrator.gpu.load import Balance, Band, GpuLoad, LoadWindow, Quantity, balance, band
 from tests.unit.gpu.support import sample
 
 
@@ -99,6 +99,13 @@ def test_an_absent_quantity_has_no_value() -> None:
     assert result.spread(Quantity.MEMORY) is not None
 
 
+def test_gpus_without_a_utilization_are_compared_by_their_power() -> None:
+    two = {name: GpuLoad(utilization=None, memory=None, power=watts) for name, watts in (("a", 400.0), ("b", 200.0))}
+    (spread,) = balance(two).spreads
+    assert (spread.quantity, spread.cv) == (Quantity.POWER, pytest.approx(1 / 3))
+    assert balance({"a": None, "b": None}).spreads == ()
+
+
 def test_no_minimum_over_an_idle_median() -> None:
     spread = balance(loads(0.9, 0.0, 0.0)).spread(Quantity.UTILIZATION)
     assert spread is not None
@@ -114,43 +121,33 @@ def test_it_is_the_population_formula(values: list[float]) -> None:
 
 
 def test_the_window_averages_like_avg_over_time() -> None:
-    window = LoadWindow(60.0)
+    window, bare = LoadWindow(60.0), LoadWindow(60.0)
     for second in range(0, 130, 10):
         window.add(sample("g0", at=float(second), utilization=second / 130, power_watts=100.0 + second))
-        window.add(sample("g1", at=float(second), utilization=0.5))
-    load = window.load("g0", 120.0)
+        bare.add(sample("g1", at=float(second), utilization=0.5))
+    load = window.load(120.0)
     assert load is not None
     inside = [second for second in range(0, 130, 10) if 60 < second <= 120]
     assert load.utilization == pytest.approx(statistics.fmean(second / 130 for second in inside))
     assert load.power == pytest.approx(statistics.fmean(100.0 + second for second in inside))
-    other = window.load("g1", 120.0)
+    other = bare.load(120.0)
     assert other is not None
     assert (other.power, other.memory) == (None, None)
 
 
-def test_a_gpu_without_a_sample_in_the_window_is_silent() -> None:
+def test_a_window_can_be_read_over_a_part_of_it() -> None:
     window = LoadWindow(60.0)
+    for second in range(60):
+        window.add(sample("g0", at=float(second), utilization=1.0, power_watts=300.0 if second < 40 else 200.0))
+    assert window.load(60.0, 20.0) == GpuLoad(utilization=1.0, memory=None, power=200.0)
+    everything = window.load(60.0, 3600.0)
+    assert everything is not None
+    assert everything.power == pytest.approx((39 * 300.0 + 20 * 200.0) / 59)
+
+
+def test_a_gpu_without_a_sample_in_the_window_has_no_load() -> None:
+    window = LoadWindow(60.0)
+    assert window.load(0.0) is None
     window.add(sample("g0", at=0.0, utilization=0.9))
-    window.add(sample("g1", at=59.0, utilization=0.9))
-    assert window.balance(["g0", "g1", "g2"], 61.0).silent == ("g0", "g2")
-    assert window.load("g0", 61.0) is None
-
-
-def test_points_from_afar_fill_the_window_by_their_age() -> None:
-    load = GpuLoad(utilization=0.5, memory=1.0, power=100.0)
-    points = [LoadPoint(timestamp=float(at), age_seconds=70.0 - at, load=load) for at in range(70)]
-    window = LoadWindow(60.0)
-    window.add_points("g", points, 1000.0)
-    assert window.load("g", 1000.0) == load
-    assert window.load("g", 1058.0) == load
-    assert window.load("g", 1061.0) is None
-
-
-def test_a_report_that_came_late_stands_after_what_is_known() -> None:
-    window = LoadWindow(60.0)
-    for age, power in ((0.0, 100.0), (0.5, 300.0)):
-        load = GpuLoad(utilization=1.0, memory=None, power=power)
-        window.add_points("g", [LoadPoint(timestamp=age, age_seconds=age, load=load)], 1000.0)
-    found = window.load("g", 1000.0)
-    assert found is not None
-    assert found.power == 200.0
+    assert window.load(59.0) is not None
+    assert window.load(61.0) is None

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 
-from orchestrator.gpu.balance.balance import GpuLoad, balance
-from orchestrator.gpu.balance.view import GpuOwner, GpuRow, balance_json, gpu_row
+from orchestrator.gpu.load import GpuLoad, balance
+from orchestrator.gpu.row import GpuOwner, GpuRow, gpu_row
 from orchestrator.gpu.sample import Throttle
 from orchestrator.gpu.sampler import Health
-from tests.unit.gpu.exporter.test_exposition import full_sample
-from tests.unit.gpu.support import gpu_info
+from tests.unit.gpu.support import full_sample, gpu_info
 
 
 def test_a_row_goes_there_and_back() -> None:
@@ -21,9 +20,6 @@ def test_a_row_goes_there_and_back() -> None:
     assert (row.job_id, row.rank) == ("a-1", 2)
     assert (row.sm_clock_hertz, row.temperature_celsius, row.throttle) == (1.98e9, 55.0, (Throttle.THERMAL,))
     assert row.processes[0] == {"pid": 4711, "memory_bytes": 5}
-    earlier = {**document, "job": "a-1", "holders": [{"job": "a-1", "rank": 2}, {"job": "b-2", "rank": 0}]}
-    del earlier["job_id"]
-    assert GpuRow.from_json(earlier) == row
 
 
 def test_a_gpu_that_does_not_answer_has_the_same_keys() -> None:
@@ -39,12 +35,12 @@ def test_a_balance_in_json() -> None:
         "g0": GpuLoad(utilization=1.0, memory=1e9, power=600.0),
         "g1": GpuLoad(utilization=1.0, memory=1e9, power=300.0),
     }
-    document = json.loads(json.dumps(balance_json(balance(loads))))
+    document = json.loads(json.dumps(balance(loads).to_json()))
     assert (document["gpus"], document["silent"], document["band"]) == (2, [], "poor")
     assert document["quantities"]["utilization"]["cv"] == 0.0
     assert document["quantities"]["power"]["band"] == "poor"
 
 
 def test_the_balance_of_a_single_gpu() -> None:
-    document = balance_json(balance({"g0": GpuLoad(utilization=1.0, memory=1.0, power=1.0)}))
+    document = balance({"g0": GpuLoad(utilization=1.0, memory=1.0, power=1.0)}).to_json()
     assert document == {"gpus": 1, "silent": [], "band": None, "quantities": {}}

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.catalogue import METRICS
-from orchestrator.gpu.balance import balance
-from orchestrator.gpu.exporter.metrics_doc import with_table
+from orchestrator.catalogue import METRICS, with_table
+from orchestrator.gpu.load import BANDS
 from orchestrator.gpu.recording.rows import COLUMNS
 
-DOCUMENT = Path(__file__).parents[4] / "docs" / "monitoring.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "monitoring.md"
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +20,7 @@ def text() -> str:
 
 
 def test_the_table_of_metrics_is_that_of_the_catalogue(text: str) -> None:
-    assert with_table(text) == text, "run: python -m orchestrator.gpu.exporter.metrics_doc docs/monitoring.md"
+    assert with_table(text) == text, "run: python -m orchestrator.catalogue docs/monitoring.md"
     assert text.count("| `orch_") == len(METRICS)
 
 
@@ -38,7 +37,7 @@ def test_columns_modules_and_bands_are_the_codes_own(text: str) -> None:
         assert any((root / Path(*parts[:end])).with_suffix(".py").exists() for end in (len(parts), len(parts) - 1)), (
             dotted
         )
-    for limit, name in balance.BANDS:
+    for limit, name in BANDS:
         assert f"| below {100 * limit:.0f} % | {name} |" in text
 
 

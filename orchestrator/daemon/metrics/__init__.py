@@ -1,4 +1,0 @@
-"""The daemon's metrics: the goodput ledger and latencies, and a local Prometheus.
-
-Begin with ``metering.py``.
-"""

@@ -1,4 +1,0 @@
-"""NVIDIA GPUs through NVML.
-
-Must not be imported by other drivers. Begin with ``nvml.py``.
-"""
