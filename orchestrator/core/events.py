@@ -255,9 +255,18 @@ class AttemptGone(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangReleased(Event):
-    """The gang's actors and its placement group are removed."""
+    """The gang's actors and its placement group are removed; with ``files``, its logs and outputs are not yet collected."""
 
     kind: ClassVar[str] = "gang_released"
+    gang: int
+    files: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesCollected(Event):
+    """What a released gang has left on its nodes is in the home, or is given up; notes of the job say what is missing."""
+
+    kind: ClassVar[str] = "files_collected"
     gang: int
 
 
@@ -419,6 +428,7 @@ EVENTS: Mapping[str, type[Event]] = {
         AttemptSucceeded,
         AttemptGone,
         GangReleased,
+        FilesCollected,
         GangAbandoned,
         StopRequested,
         JobRequeued,

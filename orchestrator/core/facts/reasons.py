@@ -53,6 +53,14 @@ class RanksSucceeded(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CollectingFiles(Fact):
+    """Its gang is released; its logs and outputs are copied home. ``cause`` is the reason for its end."""
+
+    kind: ClassVar[str] = "collecting_files"
+    cause: Fact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopOrdered(Fact):
     """Its ranks were asked to stop and have time to save."""
 

@@ -29,7 +29,9 @@ def losing(phase: HoldingPhase, gang: Gang | LostGang, fenced_until: float) -> P
 
 def replacing(phase: Restarting | Replacing, gang: Gang | LostGang | None, not_before: float) -> Replacing:
     """Return the phase in which the job waits for another gang, after this one is released."""
-    return Replacing(gang=gang, exits=phase.exits, failure=phase.failure, not_before=not_before)
+    return Replacing(
+        gang=gang, files_on=phase.files_on, exits=phase.exits, failure=phase.failure, not_before=not_before
+    )
 
 
 def recovering(phase: Starting | Running | Leaving, event: ev.AttemptFailed, fenced_until: float) -> Recovering:

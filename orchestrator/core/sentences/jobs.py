@@ -41,6 +41,11 @@ def _(fact: reasons.RanksSucceeded) -> str:
     return "every rank ended with 0; releasing the GPUs" if fact.releasing else "every rank ended with exit code 0"
 
 
+@sentence.register
+def _(fact: reasons.CollectingFiles) -> str:
+    return f"{sentence(fact.cause)}; copying its logs and outputs, its GPUs are free"
+
+
 _STOPS: Final = {
     StopPurpose.CANCEL: "cancelled by {by}",
     StopPurpose.PAUSE: "paused by {by}",
@@ -153,8 +158,13 @@ def _(fact: reasons.BackingOff) -> str:
     return f"tried again in {fact.seconds:.0f} s ({sentence(fact.cause)})"
 
 
+A_LITTLE_OF_A_CPU: Final = 0.01
+
+
 def _demand(gpus: float, cpus: float) -> str:
-    return " and ".join([*([plural(gpus, "GPU")] if gpus else []), plural(cpus, "CPU")])
+    # Ray reserves a thousandth of a CPU for each rank with ``cpu: 0``.
+    some = plural(cpus, "CPU") if cpus >= A_LITTLE_OF_A_CPU or not cpus else "a CPU that is not fully reserved (cpu: 0)"
+    return " and ".join([*([plural(gpus, "GPU")] if gpus else []), some])
 
 
 @sentence.register

@@ -73,6 +73,7 @@ class JobRecord:
     gang_open: bool = False
     gang_lost: bool = False
     nodes: tuple[str, ...] = ()
+    files_on: tuple[str, ...] = ()
     seats: tuple[ev.Seat, ...] = ()
     attempt_live: bool = False
     pids: tuple[int, ...] = ()
@@ -172,7 +173,7 @@ def _phase(r: JobRecord) -> Phase:
         case JobState.DRAINING:
             if r.stop is None:
                 raise ValueError(f"job {r.id} drains, and its record has no stop")
-            return Draining(gang=_gang(r), exits=Exits(r.exits), failure=r.failure, stop=r.stop)
+            return Draining(gang=_gang(r), files_on=r.files_on, exits=Exits(r.exits), failure=r.failure, stop=r.stop)
         case JobState.SUSPENDED:
             return Suspended(failure=r.failure)
         case JobState.SUCCEEDED:
@@ -186,7 +187,7 @@ def _phase(r: JobRecord) -> Phase:
 def _running(r: JobRecord) -> Running | Leaving | Finishing:
     gang, exits = _gang(r), Exits(r.exits)
     if r.succeeded:
-        return Finishing(gang=gang, exits=exits, failure=r.failure)
+        return Finishing(gang=gang, files_on=r.files_on, exits=exits, failure=r.failure)
     if r.asked_until is not None:
         return Leaving(gang=gang, exits=exits, failure=r.failure, deadline=r.asked_until)
     return Running(gang=gang, exits=exits, failure=r.failure)
@@ -204,10 +205,10 @@ def _recovering(r: JobRecord) -> Recovering:
     failure = r.failure or gang_failure(r.reason)
     not_before = max(r.not_before, r.fenced_until)
     if not r.retry:
-        return GivingUp(gang=gang, exits=Exits(r.exits), failure=failure)
+        return GivingUp(gang=gang, files_on=r.files_on, exits=Exits(r.exits), failure=failure)
     if r.keep_gang and isinstance(gang, Gang):
         return Restarting(gang=gang, exits=Exits(r.exits), failure=failure, not_before=not_before)
-    return Replacing(gang=gang, exits=Exits(r.exits), failure=failure, not_before=not_before)
+    return Replacing(gang=gang, files_on=r.files_on, exits=Exits(r.exits), failure=failure, not_before=not_before)
 
 
 def _checkpoints(r: JobRecord) -> Checkpoints:

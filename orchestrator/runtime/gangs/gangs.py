@@ -17,7 +17,7 @@ from orchestrator import clock
 from orchestrator.core import events as ev
 from orchestrator.core.facts.gangs import HeadLost
 from orchestrator.core.facts.notes import NodeUnreachable, Reachable
-from orchestrator.core.lifecycle.effects import Effect, Ensure, KillRanks, ReleaseGang, StopRanks
+from orchestrator.core.lifecycle.effects import CollectFiles, Effect, Ensure, KillRanks, ReleaseGang, StopRanks
 from orchestrator.runtime.gangs.errors import GangLostError, is_away
 from orchestrator.runtime.gangs.event_mapping import gang_lost, last_words, noted
 
@@ -198,6 +198,8 @@ class Gangs:
                 await self._ender.kill(job)
             case ReleaseGang():
                 await self._ender.release(job)
+            case CollectFiles():
+                await self._ender.collect(job)
 
     def _failed(self, job: Job, effect: Effect, error: Exception) -> None:
         """Log the failure: one sentence for an actor or node out of reach, a traceback for an unexpected error."""

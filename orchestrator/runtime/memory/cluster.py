@@ -58,6 +58,7 @@ class MemoryCluster:
         self.nodes = {node.id: MemoryNode(node) for node in nodes}
         self.gangs: dict[JobId, MemoryGang] = {}
         self.checkpoints = Checkpoints()
+        self.script_of = script_of
         self.processes = Processes(self.agenda, self._process_ended, script_of, self._process_started)
         self.disk_full = False
         self.wall_ahead = 0.0

@@ -179,6 +179,16 @@ def released(job: Job, *, at: float = T0 + 22) -> ev.GangReleased:
     return ev.GangReleased(job_id=job.id, at=at, gang=job.gang)
 
 
+def leaves_files(job: Job, *, at: float = T0 + 22) -> ev.GangReleased:
+    """Return the release of the job's gang, whose files are still to be collected."""
+    return ev.GangReleased(job_id=job.id, at=at, gang=job.gang, files=True)
+
+
+def collected(job: Job, *, at: float = T0 + 23) -> ev.FilesCollected:
+    """Return the end of the collection of files."""
+    return ev.FilesCollected(job_id=job.id, at=at, gang=job.gang)
+
+
 def lost(job: Job, *, at: float = T0 + 11, not_before: float = 0.0, reason: Fact | str = "node a died") -> ev.GangLost:
     """Return the loss of a node by the current gang; a text stands for a fact that cannot be read."""
     return ev.GangLost(job_id=job.id, at=at, gang=job.gang, rank=0, reason=fact_from(reason), not_before=not_before)

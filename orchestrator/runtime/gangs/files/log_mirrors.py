@@ -110,7 +110,7 @@ class LogFollowers:
 
     async def fetch(self, job: Job, node_id: str) -> bool:
         """Fetch the node's next part of each of the job's logs; return whether there was anything new."""
-        ranks = [rank for rank, where in enumerate(job.nodes) if where == node_id]
+        ranks = [rank for rank, where in enumerate(job.file_nodes) if where == node_id]
         places = {}
         for attempt in range(1, job.attempt_number + 1):
             for rank in ranks:

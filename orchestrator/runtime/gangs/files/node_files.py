@@ -26,7 +26,7 @@ class FileNodes:
     def apart(self, job: Job) -> list[str]:
         """Return the job's nodes that do not share the home, in the order of their ranks."""
         reports = self._nodes.reports
-        return [n for n in dict.fromkeys(job.nodes) if n in reports and not reports[n].home_shared]
+        return [n for n in dict.fromkeys(job.file_nodes) if n in reports and not reports[n].home_shared]
 
     async def ask(self, node_id: str, method: str, *args: Any, **kwargs: Any) -> Any:
         """Return the answer of the node's agent.

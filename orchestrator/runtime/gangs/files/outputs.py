@@ -6,7 +6,9 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.runtime.nodes.working_copy import find_outputs, keep_output, new_output
+from orchestrator.core.sentences.base import plural
+from orchestrator.core.sentences.machines import size
+from orchestrator.runtime.nodes.working_copy import MAX_OUTPUTS, find_outputs, is_utf8, keep_output, new_output
 
 if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
@@ -31,7 +33,7 @@ class OutputCollection:
         target, left = self._paths.outputs(job.id), self._max_bytes
         notes = []
         apart = self._nodes.apart(job)
-        if len(apart) < len(set(job.nodes)):
+        if len(apart) < len(set(job.file_nodes)):
             abandoned = threading.Event()
             try:
                 found, failures = await self._pool.run(self._collect_local, job, target, left, abandoned)
@@ -78,10 +80,17 @@ class OutputCollection:
     def _left(self, found: Outputs, where: str) -> str:
         notes = []
         if found.left_files:
-            limit = self._max_bytes / 1e6
+            limit = f"ORCH_OUTPUTS_MAX_BYTES ({size(self._max_bytes)})"
+            if len(found.files) >= MAX_OUTPUTS:
+                limit = f"{MAX_OUTPUTS} files"
+            several = found.left_files > 1
+            left = size(found.left_bytes) if found.left_bytes >= 1024 else plural(found.left_bytes, "byte")
+            stays = f"{plural(found.left_files, 'output')} ({left}) {'stay' if several else 'stays'}"
+            notes.append(f"{stays} in {where}: more than {limit}")
+        if odd := [each.path for each in found.files if not is_utf8(each.path)]:
             notes.append(
-                f"{found.left_files} outputs ({found.left_bytes / 1e6:.0f} MB) stay in {where}: more than"
-                f" ORCH_OUTPUTS_MAX_BYTES ({limit:.0f} MB)"
+                f"{plural(len(odd), 'output')} with a name that is not UTF-8, such as {odd[0]!a}, can be copied on the"
+                " daemon's machine, and not by orch get"
             )
         if found.unread:
             notes.append(f"not everything in {where} was searched for outputs: {found.unread}")
