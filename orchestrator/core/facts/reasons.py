@@ -62,11 +62,12 @@ class CollectingFiles(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopOrdered(Fact):
-    """Its ranks were asked to stop and have time to save."""
+    """Its ranks were asked to stop and have time to save; with ``at_once`` they have none."""
 
     kind: ClassVar[str] = "stop_ordered"
     purpose: StopPurpose
     by: Fact
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

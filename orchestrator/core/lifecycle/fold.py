@@ -356,7 +356,7 @@ def _(event: ev.GangAbandoned, job: Job) -> Job:
 def _(event: ev.StopRequested, job: Job) -> Job:
     if job.succeeded or isinstance(job.phase, GivingUp):
         return job  # its end is decided; only its gang must be released
-    reason = reasons.StopOrdered(purpose=event.purpose, by=event.by)
+    reason = reasons.StopOrdered(purpose=event.purpose, by=event.by, at_once=event.deadline <= event.at)
     if isinstance(job.phase, Draining):
         before = job.phase.stop
         sooner = event.purpose is before.purpose and event.deadline < before.deadline

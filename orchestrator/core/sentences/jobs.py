@@ -58,7 +58,8 @@ _STOPS: Final = {
 @sentence.register
 def _(fact: reasons.StopOrdered) -> str:
     by = _room(fact.by) if fact.purpose is StopPurpose.PREEMPT else sentence(fact.by)
-    return f"{_STOPS[fact.purpose].format(by=by)}; its processes have time to save"
+    time = "are killed" if fact.at_once else "have time to save"
+    return f"{_STOPS[fact.purpose].format(by=by)}; its processes {time}"
 
 
 @sentence.register

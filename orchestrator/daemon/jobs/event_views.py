@@ -124,7 +124,9 @@ def _megabytes(size_bytes: int) -> str:
 
 def _summary(event: ev.Event, body: dict[str, Any]) -> str:
     if isinstance(event, ev.StopRequested):
-        return sentence(StopOrdered(purpose=event.purpose, by=event.by))  # the words of the job's reason
+        return sentence(  # the words of the job's reason
+            StopOrdered(purpose=event.purpose, by=event.by, at_once=event.deadline <= event.at)
+        )
     match event.kind:
         case "job_submitted":
             left_out = body["left_out"]

@@ -143,6 +143,11 @@ class MemoryCluster:
         self.gangs[job.id] = gang
         return gang
 
+    def abandon(self, job_id: JobId) -> None:
+        """Count what the job's gang holds as held by another program."""
+        for node in self.nodes.values():
+            node.abandoned |= {holder for holder in node.held if holder[0] == job_id}
+
     def remove(self, job_id: JobId, number: int) -> None:
         """End the gang's actors and their processes, and free what they hold. Idempotent."""
         gang = self.gangs.get(job_id)

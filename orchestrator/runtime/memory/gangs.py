@@ -114,6 +114,7 @@ class MemoryGangs:
     def abandon(self, job: Job) -> None:
         """End the gang as soon as it can be reached. See ``daemon.ports``."""
         self._gangs.pop(job.id, None)
+        self._cluster.abandon(job.id)
         EffectTask(job.id, self._cluster.network, make=partial(self._end, job), lost=lambda _: None).start()
 
     def _end(self, job: Job) -> Steps:

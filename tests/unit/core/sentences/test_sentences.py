@@ -33,6 +33,7 @@ from orchestrator.core.facts.requesters import (
     ByNodeDrain,
     ByNodeReservation,
     ByShutdown,
+    ByUser,
 )
 from orchestrator.core.sentences import advice, failure_advice, failure_sentence, sentence
 from orchestrator.core.states import FailureClass, StopPurpose
@@ -128,6 +129,10 @@ def test_every_problem_of_a_script_has_words_and_advice(problem: Problem) -> Non
         (
             StopOrdered(purpose=StopPurpose.TIMEOUT, by=ByLimit(key="max_duration")),
             "exceeded max_duration; its processes have time to save",
+        ),
+        (
+            StopOrdered(purpose=StopPurpose.CANCEL, by=ByUser(name="ada"), at_once=True),
+            "cancelled by ada; its processes are killed",
         ),
         (
             StopOrdered(purpose=StopPurpose.RESIZE, by=ByGrowth(ranks=4, instead_of=2)),
