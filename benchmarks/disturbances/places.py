@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import psutil
 
 NODES: Final = 3
-DISK_MEBIBYTES: Final = 4096
+DISK_MEBIBYTES: Final = 1024
 ORPHANED: Final = 1  # the parent of an orphaned process
 
 

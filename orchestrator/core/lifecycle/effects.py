@@ -113,8 +113,14 @@ def desired_effect(job: Job) -> Effect | None:
 
 def table() -> str:
     """Return the table in Markdown, for the documentation."""
-    names = {None: "-", Ensure: "ensure", StopRanks: "stop ranks", KillRanks: "kill ranks", ReleaseGang: "release gang"}
-    names[CollectFiles] = "collect files"
+    names: dict[_Kind | None, str] = {
+        None: "-",
+        Ensure: "ensure",
+        StopRanks: "stop ranks",
+        KillRanks: "kill ranks",
+        ReleaseGang: "release gang",
+        CollectFiles: "collect files",
+    }
     lines = ["| state | phase | " + " | ".join(Hold) + " |", "|---|---|" + "---|" * len(Hold)]
     for phase, row in EFFECTS.items():
         cells = [names[row[hold]] if hold in row else "" for hold in Hold]
