@@ -13,8 +13,7 @@ from orchestrator.cli.commands.shared import Job, Json, Quiet
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.table import Bar
 from orchestrator.cli.session import Session, print_json
-from orchestrator.core.sentences.base import plural
-from orchestrator.units import size
+from orchestrator.units import plural, size
 
 if TYPE_CHECKING:
     from orchestrator.api.files import FileList

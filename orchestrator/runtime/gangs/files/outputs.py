@@ -6,9 +6,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.core.sentences.base import plural
-from orchestrator.core.sentences.machines import size
 from orchestrator.runtime.nodes.working_copy import MAX_OUTPUTS, find_outputs, is_utf8, keep_output, new_output
+from orchestrator.units import plural, size
 
 if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
@@ -84,8 +83,7 @@ class OutputCollection:
             if len(found.files) >= MAX_OUTPUTS:
                 limit = f"{MAX_OUTPUTS} files"
             several = found.left_files > 1
-            left = size(found.left_bytes) if found.left_bytes >= 1024 else plural(found.left_bytes, "byte")
-            stays = f"{plural(found.left_files, 'output')} ({left}) {'stay' if several else 'stays'}"
+            stays = f"{plural(found.left_files, 'output')} ({size(found.left_bytes)}) {'stay' if several else 'stays'}"
             notes.append(f"{stays} in {where}: more than {limit}")
         if odd := [each.path for each in found.files if not is_utf8(each.path)]:
             notes.append(

@@ -380,7 +380,7 @@ def test_outputs_that_stay_behind_are_told(tmp_path: Path) -> None:
     write(paths.work(JOB), out__a="1234")
     write(agent.node.paths.work(JOB), out__b="1234")
     told = run(ours.finish(job_on(paths, "here", "n0", outputs=("out/**",))))
-    assert "1 output (4 bytes) stays in the working copy on node n0" in told
+    assert "1 output (4 B) stays in the working copy on node n0" in told
     assert "ORCH_OUTPUTS_MAX_BYTES" in told
     write(paths.work(JOB), **{"out__" + os.fsdecode(b"\xff"): ""})
     told = run(ours.finish(job_on(paths, "here", outputs=("out/**",))))
