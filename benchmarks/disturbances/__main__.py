@@ -1,7 +1,9 @@
 """Repeated kills, stops, freezes and terminations of every process that a job depends on, singly and in pairs.
 
 Victims are a rank's training process, its keeper, its actor, the fork servers, the nodes' agents, the daemon, the raylets and Ray's control
-store, on a node that orch starts itself or on a cluster of three. After each disturbance the job must make a new step; its own ledger
+store, on a node that orch starts itself or on a cluster of three. A fifth of the disturbances are what users, jobs and the machine do
+(`abuses.py`): trees that nothing recursive removes, requests that are given up, a checkpoint whose writer dies twice, a full disk, a Ray that
+does not answer. After each disturbance the job must make a new step; its own ledger
 shows that no attempt ran beside another and that no step was left out. In the end it succeeds, and nothing is left. Memory, open files,
 processes, and bytes in `/dev/shm`, in `/tmp` and below the home are measured at rest after each round: their growth is reported per thousand
 recoveries. Several places, each with a daemon and Ray of its own, are disturbed at the same time: each waits most of its time. On a GPU, jobs keep their

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tests.support.stack import Stack
 
 PAIRS: Final = 0.3  # share of the disturbances that hit two processes at once
+ABUSES_SHARE: Final = 0.2  # share of those of abuses.py
 FROZEN_SECONDS: Final = (0.1, 2.0)
 SIGNALS: Final = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "stop": signal.SIGSTOP, "freeze": signal.SIGSTOP}
 STOPPED_FOR_GOOD: Final = frozenset({"rank"})
@@ -56,6 +57,9 @@ class Disturber:
 
     def once(self) -> None:
         """Make one disturbance, and wait for the recovery from it."""
+        if self.place.abuses and self.dice.random() < ABUSES_SHARE:
+            self._abuse(self.dice.choice(sorted(self.place.abuses)))
+            return
         attempt = self.place.stack.job(self.job_id).attempt
         known = self.place.victims(self.job_id, self.dice)
         kinds = self.dice.sample(sorted(known), 2 if self.dice.random() < PAIRS else 1)
@@ -80,6 +84,16 @@ class Disturber:
         self._say(f"attempt {attempt} went on after {self.found.seconds[name][-1]:.2f} s")
         self.found.recoveries += 1
         self.place.replace_ended([victim.pid for victim in ended.values()])
+
+    def _abuse(self, name: str) -> None:
+        self._say(name)
+        step, began = self.ledger.last_step(self.job_id), time.monotonic()
+        self.place.abuses[name](self.place.stack, self.dice)
+        self.found.disturbances[name] += 1
+        self._recovered(name, step, 0, 0)
+        self.found.seconds[name].append(time.monotonic() - began)
+        self._say(f"went on after {self.found.seconds[name][-1]:.2f} s")
+        self.found.recoveries += 1
 
     def _say(self, what: str) -> None:
         """Write one line of the campaign's log, with the time that the job's events also have."""

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import random  # noqa: TC003 - in an annotation that runs
+import sys
+import tempfile
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import pytest
+
+from benchmarks.disturbances.abuses import ABUSES, full_disk, hung_connect
 from orchestrator.runtime.cluster.head import of_session
 from tests.support.cluster import RayCluster
+from tests.support.disks import small_disk
 from tests.support.processes import actor_pids, command_line, parent
 from tests.support.stack import Stack, process_gone, wait_until
 
 if TYPE_CHECKING:
-    import random
-
     import psutil
 
 NODES: Final = 3
+DISK_MEBIBYTES: Final = 1024
 ORPHANED: Final = 1  # the parent of an orphaned process
 
 
@@ -44,8 +52,19 @@ class OneNode:
     options: Mapping[str, Any] = {}
     """Options of the script."""
 
+    abuses: Mapping[str, Callable[[Stack, random.Random], None]] = {}
+    """What is done to it besides signals."""
+
     def __init__(self) -> None:
-        self.stack = Stack()
+        self._disk = contextlib.ExitStack()
+        self.abuses = dict(ABUSES)
+        try:  # a disk that can be filled
+            parent = Path(self._disk.enter_context(tempfile.TemporaryDirectory(prefix="orch-t-")))
+            self.stack = Stack(home=self._disk.enter_context(small_disk(parent, DISK_MEBIBYTES)))
+        except pytest.skip.Exception as why:
+            print(f"no full disk: {why}", file=sys.stderr)
+            del self.abuses["full disk"]
+            self.stack = Stack()
 
     def start(self) -> None:
         """Start a daemon, and wait until it answers."""
@@ -78,6 +97,7 @@ class OneNode:
     def close(self) -> None:
         """End all of it."""
         self.stack.close()
+        self._disk.close()
 
 
 class OneGpu(OneNode):
@@ -118,6 +138,9 @@ class ThreeNodes:
     only_frozen: Final = frozenset({"control store"})
     resources: Final[Mapping[str, Any]] = {"placement_strategy": "STRICT_SPREAD"}
     options: Final[Mapping[str, Any]] = {}
+    abuses: Final[Mapping[str, Callable[[Stack, random.Random], None]]] = {
+        name: abuse for name, abuse in ABUSES.items() if abuse not in (full_disk, hung_connect)
+    }
 
     def __init__(self) -> None:
         self.cluster = RayCluster(workers=NODES)

@@ -25,11 +25,12 @@ class FileView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileList(View):
-    """Files of a job, by path; ``more``: there are others. ``elsewhere``: where its checkpoints are, if not with the daemon."""
+    """Files of a job, by path; ``more``: there are others. ``unnamed`` ones have names that are not UTF-8. ``elsewhere``: where its checkpoints are, if not with the daemon."""
 
     job_id: str
     files: tuple[FileView, ...] = ()
     more: bool = False
+    unnamed: int = 0
     elsewhere: str = ""
 
 

@@ -239,7 +239,14 @@ class AttemptGone(Event, tag="attempt_gone"):
 
 
 class GangReleased(Event, tag="gang_released"):
-    """The gang's actors and its placement group are removed."""
+    """The gang's actors and its placement group are removed; with ``files``, its logs and outputs are not yet collected."""
+
+    gang: Integer
+    files: bool = False
+
+
+class FilesCollected(Event, tag="files_collected"):
+    """What a released gang has left on its nodes is in the home, or is given up; notes of the job say what is missing."""
 
     gang: Integer
 
@@ -374,6 +381,7 @@ EVENTS: Mapping[str, type[Event]] = {
         AttemptSucceeded,
         AttemptGone,
         GangReleased,
+        FilesCollected,
         GangAbandoned,
         StopRequested,
         JobRequeued,

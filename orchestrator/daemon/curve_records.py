@@ -39,7 +39,7 @@ class Extent:
 
 def extent(path: Path, time_of: TimeOf) -> Extent | None:
     """Return the times of a record's first and last line; None without a valid line. Raises OSError."""
-    handle = open_plain(path)
+    handle = open_plain(path, real=True)
     try:
         size = os.fstat(handle).st_size
         first = _first_time(os.pread(handle, PROBE_BYTES, 0), time_of)
@@ -54,7 +54,7 @@ def read_part(
     path: Path, time_of: TimeOf, since: float | None, until: float | None, most_bytes: int
 ) -> tuple[list[bytes], bool]:
     """Return lines between the two times and a few beside them; and whether they are samples. Raises OSError."""
-    handle = open_plain(path)
+    handle = open_plain(path, real=True)
     try:
         size = os.fstat(handle).st_size
         begin = 0 if since is None else _place(handle, size, time_of, since)
@@ -249,7 +249,7 @@ def identity(path: Path) -> tuple[str, int]:
     """Return the UUID and the index of the GPU of the rows at ``path``."""
     stem = path.name.removeprefix(PREFIX).removesuffix(".csv")
     try:
-        body = json.loads(read_plain(path.with_suffix(".json"), IDENTITY_BYTES))
+        body = json.loads(read_plain(path.with_suffix(".json"), IDENTITY_BYTES, real=True))
     except (OSError, ValueError, RecursionError):
         return stem, 0
     if not isinstance(body, dict):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from orchestrator.core.events import Event
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
-    from orchestrator.spec.job import JobSpec
+    from orchestrator.spec.model import JobSpec
     from orchestrator.spec.settings import Settings
     from orchestrator.store.port import Store, StoredQueueChange
 

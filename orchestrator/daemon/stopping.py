@@ -71,8 +71,8 @@ class Shutdown:
         self._begun = False
 
     def holding(self) -> tuple[JobId, ...]:
-        """Return the jobs that have a gang."""
-        return tuple(j.id for j in self._loop.decided.active.values() if j.gang_open)
+        """Return the jobs that have a gang, or files of one that are being collected."""
+        return tuple(j.id for j in self._loop.decided.active.values() if j.file_nodes)
 
     def begin(self, *, stop_jobs: bool, caller: Caller) -> v.ShutdownReply:
         """Answer what will happen, then stop. A second request changes nothing."""

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.core.diagnosis.definitions import BALANCE_BANDS
-from orchestrator.core.thresholds import BALANCE_SECONDS, UNUSED_UTILIZATION
+from orchestrator.core.thresholds import BALANCE_BANDS, BALANCE_SECONDS, UNUSED_UTILIZATION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -258,7 +258,11 @@ class PageViews:
         caller = caller_of(request)
         job = await own_job_view(self._service, from_path(request.path_params["ref"]), caller, "read the report of")
         try:
-            data = await asyncio.to_thread(read_plain, Path(job.report), MOST_REPORT_BYTES) if job.report else b""
+            data = (
+                await asyncio.to_thread(read_plain, Path(job.report), MOST_REPORT_BYTES, real=True)
+                if job.report
+                else b""
+            )
         except OSError as error:
             raise NotFoundError(f"the report of {job.id} cannot be read: {error.strerror}") from error
         if not data:

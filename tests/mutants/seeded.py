@@ -198,7 +198,7 @@ MUTANTS: Final = (
     # -- effects
     Mutant("ranks are killed before they can save", EFFECTS, "p.Draining: {**_ENDING, Hold.PROCESSES: StopRanks}", "p.Draining: _ENDING"),
     Mutant("failed ranks are not killed", EFFECTS, "p.Restarting: {Hold.PROCESSES: KillRanks,", "p.Restarting: {Hold.PROCESSES: Ensure,"),
-    Mutant("a lost gang is never released", EFFECTS, "    Hold.LOST: ReleaseGang,\n}\n\nEFFECTS", "    Hold.LOST: None,\n}\n\nEFFECTS"),
+    Mutant("a lost gang is never released", EFFECTS, "    Hold.LOST: ReleaseGang,\n    Hold.FILES", "    Hold.LOST: None,\n    Hold.FILES"),
     # -- the loop
     Mutant(
         "effects are ordered before they are written",

@@ -25,6 +25,7 @@ class Act:
 ACTS: dict[str, Act] = {
     "submit": Act(users.submit, 8),
     "cancel": Act(users.stop(Verb.CANCEL), 1.5),
+    "cancel by force": Act(users.force, 1.5),
     "pause": Act(users.stop(Verb.PAUSE), 1.5),
     "resume": Act(users.resume, 2),
     "reprioritise": Act(users.reprioritise, 0.5),

@@ -126,7 +126,9 @@ def _progress(world: World) -> None:
         world.truth.promises[job.id].attempts = None
         world.run(world.daemon.act(job.id, Verb.RESUME))
     for process in list(world.cluster.processes):
-        job = world.jobs[process.job_id]
+        job = world.jobs.get(process.job_id)
+        if job is None:  # it was given up
+            continue
         if job.state is JobState.RUNNING and process.actor.dead is None:
             process.end(f.Exit(code=0))
     if world.daemon.outbox or world.daemon.loop.woken:

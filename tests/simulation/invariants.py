@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core import events as ev
 from orchestrator.core.facts.gangs import MaxDuration
+from orchestrator.core.facts.reasons import Cancelled
+from orchestrator.core.facts.requesters import ByForce
 from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose
 from orchestrator.runtime.ranks.rank_events import FENCE_SECONDS
 
@@ -27,6 +29,9 @@ LAST_ATTEMPT = {
     JobState.SUSPENDED: frozenset({*FAILED, AttemptState.ABORTED}),
     JobState.PENDING: frozenset({*FAILED, AttemptState.ABORTED}),
 }
+
+
+ABANDONED_SECONDS = 60.0
 
 
 def check(world: World) -> None:
@@ -63,6 +68,7 @@ def check_end(world: World) -> None:
     """Check what must hold once every job has ended."""
     check(world)
     check_record(world)
+    world.cluster.run_until(world.now + ABANDONED_SECONDS)  # what was given up ends once its node answers
     assert not world.cluster.gangs, "a gang is left"
     assert not list(world.cluster.processes), "a process is left"
     assert not any(node.held for node in world.cluster.nodes.values()), "something is held on a node"
@@ -81,8 +87,9 @@ def _newly_ended(world: World, job_id: JobId) -> Job:
     assert job.state.is_terminal, (
         f"accepted job {job_id} is lost: {job.state} in the store, and not among the live jobs"
     )
-    assert job_id not in world.cluster.gangs, f"{job_id} ended before its gang was gone"
-    assert not world.cluster.processes.of(job_id), f"{job_id} ended before its processes"
+    if not _given_up(job):
+        assert job_id not in world.cluster.gangs, f"{job_id} ended before its gang was gone"
+        assert not world.cluster.processes.of(job_id), f"{job_id} ended before its processes"
     if job.state is JobState.SUCCEEDED:
         _really_succeeded(world, job)
     if isinstance(job.reason, MaxDuration) and job_id in world.truth.first_up:
@@ -93,6 +100,11 @@ def _newly_ended(world: World, job_id: JobId) -> Job:
         assert job.state is not JobState.PENDING
     world.truth.ended[job_id] = job
     return job
+
+
+def _given_up(job: Job) -> bool:
+    """Whether the job ended by force, without a confirmed end of its gang: it is cancelled, whatever its ranks did."""
+    return isinstance(job.reason, Cancelled) and isinstance(job.reason.by, ByForce)
 
 
 def _really_succeeded(world: World, job: Job) -> None:
@@ -198,6 +210,8 @@ def _ended_jobs_stay_as_they_are(world: World) -> None:
 def _cluster_is_as_recorded(world: World, recorded: dict[JobId, Job]) -> None:
     for job_id, gang in world.cluster.gangs.items():
         job = recorded[job_id]
+        if _given_up(job):
+            continue
         assert (job.gang, job.gang_open) == (gang.number, True), (
             f"{job_id} has gang {gang.number}, and not in its record"
         )
@@ -231,7 +245,8 @@ def _events_agree_with_the_record(world: World, job: Job) -> None:
     _waits_are_kept(job, events)
     started = [e.attempt for e in events if isinstance(e, ev.AttemptStarted)]
     assert started == list(range(1, job.attempt_number + 1)), f"{job.id} started the attempts {started}"
-    stopped = any(isinstance(e, ev.StopRequested) and e.purpose is StopPurpose.CANCEL for e in events)
+    cancels = [e for e in events if isinstance(e, ev.StopRequested) and e.purpose is StopPurpose.CANCEL]
+    stopped = bool(cancels) or any(isinstance(e, ev.GangAbandoned) for e in events)
     if job.state is JobState.CANCELLED and job.attempts and job.attempts[-1].state is AttemptState.ABORTED:
         assert stopped or any(isinstance(e, ev.JobSuspended | ev.JobRequeued) for e in events), (
             f"{job.id} was not asked"

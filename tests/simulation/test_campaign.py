@@ -55,8 +55,8 @@ def test_a_failing_history_is_shortened_to_the_steps_that_it_takes() -> None:
         return ""
 
     acts = {**ACTS, "planted defect": Act(break_the_record, 1)}
-    steps = campaign.history_of(3, length=30).steps
-    outcome = campaign.run_history(History(3, False, (*steps, Step("planted defect", 1))), acts=acts)
+    steps = campaign.history_of(4, length=30).steps
+    outcome = campaign.run_history(History(4, False, (*steps, Step("planted defect", 1))), acts=acts)
     assert "planted defect" in outcome.failure
     shortest = campaign.shrink(outcome, acts=acts)
     assert [step.act for step in shortest.history.steps] == ["submit", "planted defect"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from orchestrator.api.errors import DiskFullError, OrchError, RefusedError
 from orchestrator.api.service import Verb
 from orchestrator.core.facts.requesters import ByShutdown
-from orchestrator.core.lifecycle.advance import request_stop
+from orchestrator.core.lifecycle.advance import FORCE_SECONDS, request_stop
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.runtime.memory.ranks import Script
 from tests.simulation.world import Promise
@@ -46,6 +46,8 @@ SCRIPTS = (
     Script(seconds=100.0, save_every=30.0),
     Script(seconds=20.0, stop_takes=None),
     Script(seconds=40.0, exit_code=1),
+    Script(seconds=60.0, save_every=20.0, collect_seconds=120.0),
+    Script(stop_takes=5.0, collect_seconds=30.0),
 )
 
 
@@ -79,11 +81,11 @@ def submit(world: World, dice: random.Random) -> str:
     return f"{job_id}, {script}"
 
 
-def _ask(world: World, job: Job, verb: Verb, priority: int | None = None) -> bool:
+def _ask(world: World, job: Job, verb: Verb, priority: int | None = None, *, force: bool = False) -> bool:
     """Request an action; return whether the daemon acknowledged it."""
     before = world.truth.happened["daemon killed"]
     try:
-        world.attempt(world.daemon.act(job.id, verb, priority))
+        world.attempt(world.daemon.act(job.id, verb, priority, force=force))
     except OrchError:  # it has ended, or drains, meanwhile
         return False
     return world.truth.happened["daemon killed"] == before
@@ -92,18 +94,33 @@ def _ask(world: World, job: Job, verb: Verb, priority: int | None = None) -> boo
 def stop(verb: Verb) -> Do:
     def do(world: World, dice: random.Random) -> str:
         job = world.one(dice.randrange(1000), list(world.jobs.values()))
-        if job is None:
-            return ""
-        acknowledged = _ask(world, job, verb)
-        if acknowledged:
-            now = world.read(world.store.job(job.id))
-            promise = world.truth.promises[job.id]
-            if promise.attempts is None and not now.succeeded:
-                promise.attempts = now.attempt_number
-            promise.cancelled |= verb is Verb.CANCEL
-        return f"{verb} {job.id}, {'acknowledged' if acknowledged else 'not acknowledged'}"
+        return "" if job is None else _stop(world, job, verb)
 
     return do
+
+
+def force(world: World, dice: random.Random) -> str:
+    """Cancel by force, and again when the gang may be given up: by then its end may have happened, and not be known."""
+    job = world.one(dice.randrange(1000), [j for j in world.jobs.values() if j.gang_open])
+    if job is None:
+        return ""
+    said = _stop(world, job, Verb.CANCEL, force=True)
+    if dice.random() < 0.5:
+        world.cluster.run_until(world.now + FORCE_SECONDS + 1.0)
+        if job.id in world.jobs:
+            said += f"; again: {_stop(world, job, Verb.CANCEL, force=True)}"
+    return said
+
+
+def _stop(world: World, job: Job, verb: Verb, *, force: bool = False) -> str:
+    acknowledged = _ask(world, job, verb, force=force)
+    if acknowledged:
+        now = world.read(world.store.job(job.id))
+        promise = world.truth.promises[job.id]
+        if promise.attempts is None and not now.succeeded:
+            promise.attempts = now.attempt_number
+        promise.cancelled |= verb is Verb.CANCEL
+    return f"{verb} {job.id}, {'acknowledged' if acknowledged else 'not acknowledged'}"
 
 
 def resume(world: World, dice: random.Random) -> str:

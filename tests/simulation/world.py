@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from orchestrator.core import events as ev
     from orchestrator.core.job.record import Job
     from orchestrator.core.states import EndOrder
-    from orchestrator.runtime.memory.faults import Exit
-    from orchestrator.runtime.memory.ranks import Process
+    from orchestrator.runtime.memory.ranks import Exit, Process
     from orchestrator.store.port import Store
 
 T = TypeVar("T")

@@ -199,9 +199,9 @@ class SteppedDaemon:
         assert reply.job_id is not None
         return cast("JobId", reply.job_id)
 
-    async def act(self, job_id: JobId, verb: Verb, priority: int | None = None) -> None:
+    async def act(self, job_id: JobId, verb: Verb, priority: int | None = None, *, force: bool = False) -> None:
         """Request an action on a job from the service; run rounds until it answers. Raises Crash."""
-        await self._until_done(self.actions.act(job_id, ActionRequest(verb=verb, priority=priority), ADA))
+        await self._until_done(self.actions.act(job_id, ActionRequest(verb=verb, priority=priority, force=force), ADA))
 
     async def command(self, make: Callable[[], Sequence[ev.Event]]) -> None:
         """Run a command of another part of the daemon in the loop. Raises Crash."""

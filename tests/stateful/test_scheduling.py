@@ -29,7 +29,7 @@ from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import Commands, State, decide
 from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose
 from orchestrator.daemon.sharing import SharingState
-from orchestrator.spec.job import ElasticWorkers
+from orchestrator.spec.model import ElasticWorkers
 from orchestrator.spec.queues import parse_queues
 from orchestrator.store.memory import MemoryStore
 from tests.support.records import replace

@@ -25,10 +25,15 @@ def _unreported(_error: OSError | None) -> None:
     """No-op default."""
 
 
+def _admitted(_connection: socket.socket) -> bool:
+    """Admit every connection."""
+    return True
+
+
 class Acceptor:
     """Serves ``sock``, which already listens, until ``close``. Created and used in the event loop's thread.
 
-    ``make`` returns the protocol of a new connection; its argument is a function that the protocol must call once, in
+    A connection that ``admit`` does not admit is closed at once, at the cost of a system call. ``make`` returns the protocol of a new connection; its argument is a function that the protocol must call once, in
     its ``connection_lost``. ``on_pause`` is called at each pause: with the error, or None for the limit. Without
     descriptors, it accepts again after ``retry_seconds``.
     """
@@ -40,6 +45,7 @@ class Acceptor:
         *,
         cap: int,
         tls: ssl.SSLContext | None = None,
+        admit: Callable[[socket.socket], bool] = _admitted,
         on_pause: Callable[[OSError | None], None] = _unreported,
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
@@ -48,6 +54,7 @@ class Acceptor:
         self._make = make
         self._cap = cap
         self._tls = tls
+        self._admit = admit
         self._on_pause = on_pause
         self._retry_seconds = retry_seconds
         self._open = 0
@@ -100,6 +107,9 @@ class Acceptor:
                 self._retry = self._loop.call_later(self._retry_seconds, self._resume)
                 self._on_pause(error)
                 return
+            if not self._admit(connection):
+                connection.close()
+                continue
             connection.setblocking(False)
             self._open += 1
             task = self._loop.create_task(self._serve(connection))

@@ -12,15 +12,17 @@ import socket
 import stat
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.api.errors import RefusedError
 from orchestrator.api.server.group_access import give_to_group, group_id
 from orchestrator.api.transport import peer
+from orchestrator.api.transport.endpoint import group_socket
 from orchestrator.private_files import NotPrivateError, make_private
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Mapping
 
 PREDECESSOR_SECONDS = 10.0
 PREDECESSOR_POLL_SECONDS = 0.05
@@ -28,31 +30,42 @@ PREDECESSOR_POLL_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlSocket:
-    """The bound control socket. ``lock`` is held while this process serves, and names the process."""
+    """The bound control socket, and the one for a group, if any. ``lock`` is held while this process serves, and names the process.
+
+    ``inodes`` are those of the sockets' files.
+    """
 
     sock: socket.socket
-    path: Path
+    group_sock: socket.socket | None
     lock: int
-    inode: int
+    inodes: Mapping[Path, int]
+
+    @property
+    def socks(self) -> list[socket.socket]:
+        """The sockets."""
+        return [self.sock] if self.group_sock is None else [self.sock, self.group_sock]
 
     def release(self) -> None:
-        """Remove the file, if it is still this daemon's, and release the lock for the next daemon."""
+        """Remove the files, if they are still this daemon's, and release the lock for the next daemon."""
         self.withdraw()
         os.close(self.lock)
 
     def withdraw(self) -> None:
-        """Remove the file, if it is this daemon's; hold the lock until this process ends, which others wait for."""
-        self.sock.close()
-        with contextlib.suppress(FileNotFoundError):
-            if self.path.stat().st_ino == self.inode:
-                self.path.unlink()
+        """Remove the files, if they are this daemon's; hold the lock until this process ends, which others wait for."""
+        for sock in self.socks:
+            sock.close()
+        for path, inode in self.inodes.items():
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_ino == inode:
+                    path.unlink()
 
 
 def bind_control_socket(
     path: Path, *, group: str | None = None, predecessor_seconds: float = PREDECESSOR_SECONDS
 ) -> ControlSocket:
-    """Listen on ``path`` with mode 0600, or 0660 for ``group``.
+    """Listen on ``path`` with mode 0600, and for ``group`` on a socket of mode 0660 beside it.
 
+    Connections wait in a queue of each socket: those of the owner do not wait behind those of members.
     A socket that a dead daemon left is replaced. Raises RefusedError if a live daemon listens, if the path is not a
     socket, or if other users could write to its directory; BadRequestError for an unknown group.
     Waits up to ``predecessor_seconds`` for a daemon that is stopping.
@@ -63,11 +76,14 @@ def bind_control_socket(
     try:
         _take(lock, path, predecessor_seconds)
         peer.sign(lock)
-        _clear(path)
-        sock = _bind(path)
+        shared = path.with_name(Path(group_socket(str(path))).name)
+        for each in (path, shared):
+            _clear(each)
+        sock, group_sock, inodes = _bind(path), None, {path: path.stat().st_ino}
         if gid is not None and group is not None:
-            give_to_group(path, gid, group, 0o660)
-        return ControlSocket(sock=sock, path=path, lock=lock, inode=path.stat().st_ino)
+            group_sock, inodes[shared] = _bind(shared), shared.stat().st_ino
+            give_to_group(shared, gid, group, 0o660)
+        return ControlSocket(sock=sock, group_sock=group_sock, lock=lock, inodes=inodes)
     except BaseException:
         os.close(lock)
         raise

@@ -9,6 +9,7 @@ may act on which job; that needs the job and is in ``app``.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import pwd
 import re
@@ -20,6 +21,7 @@ import structlog
 
 from orchestrator.api.errors import (
     PROBLEM_CONTENT_TYPE,
+    BadRequestError,
     DeadlineError,
     ForeignOriginError,
     InternalError,
@@ -45,6 +47,8 @@ log = structlog.get_logger("orch.api")
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 FAILED = "the daemon failed to answer"
 STOPPING = "the daemon is shutting down"
+DISCARD_SECONDS = 5.0
+MOST_DISCARDED_BYTES = 64 * 1024 * 1024
 _MEDIA_TYPES = frozenset({"application/json", "application/octet-stream"})
 """A browser sends a preflight request before a page of another site can send either."""
 
@@ -185,6 +189,50 @@ class Gate:
         except TimeoutError as error:
             raise DeadlineError("the request's body did not arrive in time", hint="send it again") from error
         return replay_body(body, receive)
+
+
+def framed(app: ASGIApp) -> ASGIApp:
+    """Return ``app`` with what holds for the bodies of all requests.
+
+    A request whose length is given twice is refused: a proxy in front may have read another one (RFC 9112, 6.1). An answer
+    that ends the connection before the body has come whole reaches a client that is still sending: what it sends is
+    discarded for a while, because closing now would reset the connection and with it the answer.
+    """
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        names = {name for name, _ in scope["headers"]} if scope["type"] == "http" else set()
+        if not names & {b"content-length", b"transfer-encoding"}:
+            await app(scope, receive, send)
+            return
+        if names >= {b"content-length", b"transfer-encoding"}:
+            twice = "a request has Content-Length or Transfer-Encoding, not both"
+            await send_problem(BadRequestError(twice), send)
+            return
+        more, closes = True, False
+
+        async def received() -> Message:
+            nonlocal more
+            message = await receive()
+            more = message["type"] == "http.request" and message.get("more_body", False)
+            return message
+
+        async def answered(message: Message) -> None:
+            nonlocal closes
+            if message["type"] == "http.response.start":
+                closes = (b"connection", b"close") in message["headers"]
+            elif closes and more and not message.get("more_body", False):
+                await send({**message, "more_body": True})
+                size = 0
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(DISCARD_SECONDS):
+                        while more and size < MOST_DISCARDED_BYTES:
+                            size += len((await received()).get("body", b""))
+                message = {"type": "http.response.body"}
+            await send(message)
+
+        await app(scope, received, answered)
+
+    return serve
 
 
 async def while_connected(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:

@@ -25,7 +25,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from orchestrator.api.errors import BadRequestError, RefusedError
 from orchestrator.api.protocol import BODY_SECONDS
 from orchestrator.api.server.acceptor import Acceptor
-from orchestrator.api.server.gate import LOOPBACK_NAMES, Peer
+from orchestrator.api.server.gate import LOOPBACK_NAMES, Peer, framed
 from orchestrator.api.server.web_sockets import MAX_MESSAGE_BYTES, WebSocketSession
 from orchestrator.api.transport.peer import credentials
 
@@ -45,6 +45,9 @@ LATE_BODY_SECONDS = BODY_SECONDS + 5.0
 
 MAX_CONNECTIONS = 4096
 """The maximum of a listener's connections, and never more than a quarter of the process's descriptors."""
+
+GUEST_RATE, GUEST_BURST = 50, 200
+"""New connections a second that a user of a Unix socket but its owner may make for long, and at once."""
 
 MAX_READERS = 128
 MANY_FILES = 65536
@@ -78,9 +81,8 @@ class OrchProtocol(H11Protocol):
         super().connection_made(transport)
         peer = _peer(transport.get_extra_info("socket"))
         self.app_state = {**self.app_state, "peer": peer}
-        if peer is not None and not self.guests.admit(peer.uid, self):
-            transport.abort()
-            return
+        if peer is not None:
+            self.guests.count(peer.uid, self)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -128,19 +130,33 @@ class OrchProtocol(H11Protocol):
 
 
 class Guests:
-    """Bounds the connections of each user of a Unix socket but its owner: no user keeps the others out."""
+    """Bounds the connections of each user of a Unix socket but its owner, open ones and new ones a second: no user keeps the others out.
 
-    def __init__(self, most: int, owner_uid: int) -> None:
+    ``clock`` gives monotonic seconds.
+    """
+
+    def __init__(self, most: int, owner_uid: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
         self._owner_uid = owner_uid
+        self._clock = clock
         self._open: Counter[int] = Counter()
+        self._burst: dict[int, tuple[float, float]] = {}
+        """For each user: how many connections may follow at once, and when that was so."""
 
-    def admit(self, uid: int, connection: OrchProtocol) -> bool:
-        """Return whether the user may have this connection, which then counts until it is released."""
-        if uid == self._owner_uid:
+    def admit(self, connection: socket.socket) -> bool:
+        """Return whether the user at the other end may have this connection."""
+        known = credentials(connection)
+        if known is None or known[1] == self._owner_uid:
             return True
-        if self._open[uid] >= self._most:
-            return False
+        uid, now = known[1], self._clock()
+        left, at = self._burst.get(uid, (float(GUEST_BURST), now))
+        left = min(float(GUEST_BURST), left + (now - at) * GUEST_RATE)
+        admitted = left >= 1.0 and self._open[uid] < self._most
+        self._burst[uid] = left - admitted, now
+        return admitted
+
+    def count(self, uid: int, connection: OrchProtocol) -> None:
+        """Count the connection as the user's until it is released."""
         self._open[uid] += 1
         release = connection.release
 
@@ -149,7 +165,6 @@ class Guests:
             release()
 
         connection.release = released
-        return True
 
 
 class _Receiving(Enum):
@@ -182,7 +197,9 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.servers = [
-            Acceptor(sock, self._protocol, cap=self._cap, tls=self._tls, on_pause=_Pauses(sock))  # type: ignore[misc]  # as asyncio's
+            Acceptor(  # type: ignore[misc]  # as asyncio's
+                sock, self._protocol, cap=self._cap, tls=self._tls, admit=self._guests.admit, on_pause=_Pauses(sock)
+            )
             for sock in sockets or ()
         ]
         self.started = True
@@ -248,7 +265,7 @@ class ApiServer:
         self._sockets = list(sockets)
         self._server = _Server(
             uvicorn.Config(
-                app,
+                framed(app),
                 http=OrchProtocol,
                 ws=WebSocketSession if sessions else "none",
                 ws_max_size=MAX_MESSAGE_BYTES,

@@ -87,6 +87,11 @@ def control_socket(environ: Mapping[str, str], uid: int, *, shared: str = SHARED
     return f"{shared}/orch-{uid}-{digest}/orch.sock"
 
 
+def group_socket(socket_path: str) -> str:
+    """Return the socket beside a daemon's own on which it serves a group: what members do delays no caller of the other one."""
+    return f"{os.path.dirname(socket_path)}/group.sock"
+
+
 def _fits(path: str) -> bool:
     return len(os.fsencode(path)) <= MAX_SOCKET_BYTES
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import socket
 import time
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from orchestrator.api.errors import (
     error_from_json,
 )
 from orchestrator.api.protocol import PROTOCOL_HEADER, PROTOCOL_VERSION
-from orchestrator.api.transport.endpoint import may_serve
+from orchestrator.api.transport.endpoint import group_socket, may_serve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -100,7 +101,12 @@ def connect(endpoint: Endpoint, deadline: float) -> socket.socket:
             return socket.create_connection((endpoint.host, endpoint.port), timeout=left)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            _connect_unix(sock, endpoint.socket_path, deadline)
+            try:
+                _connect_unix(sock, endpoint.socket_path, deadline)
+            except PermissionError:
+                if not os.path.exists(group_socket(endpoint.socket_path)):
+                    raise
+                _connect_unix(sock, group_socket(endpoint.socket_path), deadline)
             _refuse_a_false_daemon(sock, endpoint.socket_path)
         except BaseException:
             sock.close()

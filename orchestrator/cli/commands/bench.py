@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from orchestrator.bench.results import CellResult
     from orchestrator.bench.statistics import Interval
     from orchestrator.cli.console import Console
-    from orchestrator.spec.job import JobSpec
+    from orchestrator.spec.model import JobSpec
 
 
 COLUMNS = (

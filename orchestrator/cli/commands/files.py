@@ -53,7 +53,7 @@ def schema() -> int:
     """Print the JSON Schema of job.yaml, for editors that complete and check it."""
     import json
 
-    from orchestrator.spec.job import job_schema
+    from orchestrator.spec.reader.reading import job_schema
 
     Session().console.print(json.dumps(job_schema(), indent=2, ensure_ascii=False))
     return EXIT_OK

@@ -13,7 +13,7 @@ from orchestrator.cli.commands.shared import Job, Json, Quiet
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.table import Bar
 from orchestrator.cli.session import Session, print_json
-from orchestrator.units import size
+from orchestrator.units import plural, size
 
 if TYPE_CHECKING:
     from orchestrator.api.files import FileList
@@ -49,6 +49,9 @@ def get(
         session.console.note(f"the checkpoints of {found.id} are at {files.elsewhere}: fetch them from there")
     if files.more:
         session.console.note(f"only the first {len(files.files)} files; choose with a pattern")
+    if files.unnamed:
+        many = plural(files.unnamed, "file")
+        session.console.note(f"{many} with a name that is not UTF-8 cannot be downloaded; see {found.outputs_dir}")
     if not files.files:
         if not patterns:
             hint = "outputs are what `outputs:` in job.yaml names, and are there once its ranks have ended"

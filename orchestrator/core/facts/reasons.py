@@ -67,15 +67,26 @@ class RanksSucceeded(FactRecord, tag="ranks_succeeded"):
         return "every rank ended with 0; releasing the GPUs" if self.releasing else "every rank ended with exit code 0"
 
 
+class CollectingFiles(FactRecord, tag="collecting_files"):
+    """Its gang is released; its logs and outputs are copied home. ``cause`` is the reason for its end."""
+
+    cause: Fact
+
+    def sentence(self) -> str:
+        return f"{self.cause.sentence()}; copying its logs and outputs, its GPUs are free"
+
+
 class StopOrdered(FactRecord, tag="stop_ordered"):
-    """Its ranks were asked to stop and have time to save."""
+    """Its ranks were asked to stop and have time to save; with ``at_once`` they have none."""
 
     purpose: StopPurpose
     by: Fact
+    at_once: bool = False
 
     def sentence(self) -> str:
         by = _room(self.by) if self.purpose is StopPurpose.PREEMPT else self.by.sentence()
-        return f"{_STOPS[self.purpose].format(by=by)}; its processes have time to save"
+        time = "are killed" if self.at_once else "have time to save"
+        return f"{_STOPS[self.purpose].format(by=by)}; its processes {time}"
 
 
 class Cancelled(FactRecord, tag="cancelled"):
@@ -381,8 +392,13 @@ def _room(by: Fact) -> str:
     return by.sentence() if for_a_job else f"({by.sentence()})"
 
 
+A_LITTLE_OF_A_CPU: Final = 0.01
+
+
 def _demand(gpus: float, cpus: float) -> str:
-    return " and ".join([*([plural(gpus, "GPU")] if gpus else []), plural(cpus, "CPU")])
+    # Ray reserves a thousandth of a CPU for each rank with ``cpu: 0``.
+    some = plural(cpus, "CPU") if cpus >= A_LITTLE_OF_A_CPU or not cpus else "a CPU that is not fully reserved (cpu: 0)"
+    return " and ".join([*([plural(gpus, "GPU")] if gpus else []), some])
 
 
 def _closed(nodes: tuple[Fact, ...]) -> str:

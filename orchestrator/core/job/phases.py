@@ -50,12 +50,15 @@ class Hold(StrEnum):
     """A whole gang without processes."""
     LOST = "lost gang"
     """A gang with a lost part."""
+    FILES = "files"
+    """No gang; logs and outputs of the released one are not yet collected."""
 
 
-def hold_of(gang: Gang | LostGang | None) -> Hold:
-    """Return what a job with this gang holds."""
+def hold_of(phase: Phase) -> Hold:
+    """Return what a job in this phase holds."""
+    gang = phase.gang if isinstance(phase, Holding) else None
     if gang is None:
-        return Hold.NOTHING
+        return Hold.FILES if isinstance(phase, Holding) and phase.files_on else Hold.NOTHING
     if isinstance(gang, LostGang):
         return Hold.LOST
     return Hold.ACTORS if gang.pids is None else Hold.PROCESSES
@@ -82,11 +85,13 @@ NO_EXITS = Exits()
 class Holding(Record, tag_field="phase"):
     """Common part of the current attempt's phases: its gang, None once released, and how its ranks ended so far.
 
+    ``files_on``: the nodes of a released gang, one for each rank, until its files are collected. Nothing follows before that.
     ``attempt_states`` are the possible states of the current attempt in the phase.
     """
 
     attempt_states: ClassVar[frozenset[AttemptState]] = frozenset(AttemptState)
     gang: Gang | LostGang | None
+    files_on: tuple[str, ...] = ()
     exits: Exits = NO_EXITS
     failure: ev.Failure | None = None
 

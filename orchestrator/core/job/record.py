@@ -162,6 +162,16 @@ class Job(Record):
         return self.held.nodes if self.held is not None else ()
 
     @property
+    def files_on(self) -> tuple[str, ...]:
+        """The node of each rank of the released gang whose files are not yet collected."""
+        return self.phase.files_on if isinstance(self.phase, Holding) else ()
+
+    @property
+    def file_nodes(self) -> tuple[str, ...]:
+        """The node of each rank of the gang, or of the released one whose files are not yet collected."""
+        return self.nodes or self.files_on
+
+    @property
     def seats(self) -> tuple[ev.Seat, ...]:
         """The place of each rank of the gang, once its actors have answered."""
         return self.held.seats if self.held is not None else ()

@@ -51,6 +51,8 @@ FOLLOWING_SECONDS = 10.0
 
 def advance(job: Job, now: float) -> Step:
     """Return the step that follows from the record of a job that may hold a gang, at wall time ``now``."""
+    if job.files_on:
+        return _NOTHING
     match job.phase:
         case Starting() | Running() | Leaving() as phase:
             return _advance_live(job, phase, now)
@@ -139,7 +141,7 @@ def is_returning(job: Job) -> bool:
 
 def returns(job: Job, now: float) -> bool:
     """Whether an elastic job holds nothing any more and continues at once, on as many ranks as fit."""
-    if job.gang_open or job.succeeded or job.not_before > now:
+    if job.gang_open or job.files_on or job.succeeded or job.not_before > now:
         return False
     return job.elastic is not None and (isinstance(job.phase, Replacing) or is_returning(job))
 

@@ -54,8 +54,16 @@ class ReleaseGang:
     gang: int
 
 
-Effect: TypeAlias = Ensure | StopRanks | KillRanks | ReleaseGang
-_Kind: TypeAlias = type[Ensure] | type[StopRanks] | type[KillRanks] | type[ReleaseGang]
+@dataclass(frozen=True, slots=True)
+class CollectFiles:
+    """Logs and outputs of a released gang are in the home, or are given up."""
+
+    job_id: JobId
+    gang: int
+
+
+Effect: TypeAlias = Ensure | StopRanks | KillRanks | ReleaseGang | CollectFiles
+_Kind: TypeAlias = type[Ensure] | type[StopRanks] | type[KillRanks] | type[ReleaseGang] | type[CollectFiles]
 
 _NOTHING: Mapping[Hold, _Kind | None] = {Hold.NOTHING: None}
 _LIVE: Mapping[Hold, _Kind | None] = {
@@ -69,6 +77,7 @@ _ENDING: Mapping[Hold, _Kind | None] = {
     Hold.PROCESSES: KillRanks,
     Hold.ACTORS: ReleaseGang,
     Hold.LOST: ReleaseGang,
+    Hold.FILES: CollectFiles,
 }
 
 EFFECTS: Mapping[type[p.Phase], Mapping[Hold, _Kind | None]] = {
@@ -76,7 +85,7 @@ EFFECTS: Mapping[type[p.Phase], Mapping[Hold, _Kind | None]] = {
     p.Starting: _LIVE,
     p.Running: _LIVE,
     p.Leaving: {**_LIVE, Hold.PROCESSES: StopRanks},
-    p.Finishing: {Hold.NOTHING: None, Hold.ACTORS: ReleaseGang, Hold.LOST: ReleaseGang},
+    p.Finishing: {kind: effect for kind, effect in _ENDING.items() if kind is not Hold.PROCESSES},
     p.Restarting: {Hold.PROCESSES: KillRanks, Hold.ACTORS: None},
     p.Replacing: _ENDING,
     p.GivingUp: _ENDING,
@@ -91,11 +100,11 @@ EFFECTS: Mapping[type[p.Phase], Mapping[Hold, _Kind | None]] = {
 
 def desired_effect(job: Job) -> Effect | None:
     """Return the effect that the record requires, whatever was done before."""
-    kind = EFFECTS[type(job.phase)][hold_of(job.held)]
+    kind = EFFECTS[type(job.phase)][hold_of(job.phase)]
     if kind is None:
         return None
-    if kind is ReleaseGang:
-        return ReleaseGang(job.id, job.gang)
+    if kind is ReleaseGang or kind is CollectFiles:
+        return kind(job.id, job.gang)
     if kind is StopRanks and isinstance(job.phase, p.Draining | p.Leaving):
         deadline = job.phase.deadline if isinstance(job.phase, p.Leaving) else job.phase.stop.deadline
         return StopRanks(job.id, job.attempt_number, job.gang, deadline)
@@ -104,7 +113,14 @@ def desired_effect(job: Job) -> Effect | None:
 
 def table() -> str:
     """Return the table in Markdown, for the documentation."""
-    names = {None: "-", Ensure: "ensure", StopRanks: "stop ranks", KillRanks: "kill ranks", ReleaseGang: "release gang"}
+    names: dict[_Kind | None, str] = {
+        None: "-",
+        Ensure: "ensure",
+        StopRanks: "stop ranks",
+        KillRanks: "kill ranks",
+        ReleaseGang: "release gang",
+        CollectFiles: "collect files",
+    }
     lines = ["| state | phase | " + " | ".join(Hold) + " |", "|---|---|" + "---|" * len(Hold)]
     for phase, row in EFFECTS.items():
         cells = [names[row[hold]] if hold in row else "" for hold in Hold]

@@ -67,7 +67,9 @@ def losing(phase: HoldingPhase, gang: Gang | LostGang, fenced_until: float) -> P
 
 def replacing(phase: Restarting | Replacing, gang: Gang | LostGang | None, not_before: float) -> Replacing:
     """Return the phase in which the job waits for another gang, after this one is released."""
-    return Replacing(gang=gang, exits=phase.exits, failure=phase.failure, not_before=not_before)
+    return Replacing(
+        gang=gang, files_on=phase.files_on, exits=phase.exits, failure=phase.failure, not_before=not_before
+    )
 
 
 def recovering(phase: Starting | Running | Leaving, event: ev.AttemptFailed, fenced_until: float) -> Recovering:
@@ -205,6 +207,8 @@ def _current(job: Job, attempt: int) -> bool:
 def _holds_nothing(job: Job, event: ev.Event) -> None:
     if job.gang_open:
         raise BrokenRuleError(job.id, f"{event.kind} while its gang is not confirmed gone", job.story)
+    if job.files_on:
+        raise BrokenRuleError(job.id, f"{event.kind} while files of its gang are not collected", job.story)
 
 
 @_fold.register
@@ -212,7 +216,7 @@ def _(event: ev.AttemptStarted, job: Job) -> Job:
     if event.attempt <= job.attempt_number:
         return job
     fresh, held = event.gang != job.gang, job.held
-    if job.attempt_live or (fresh and held is not None):
+    if job.attempt_live or (fresh and (held is not None or job.files_on)):
         raise BrokenRuleError(job.id, "a second attempt while one is not confirmed gone", job.story)
     if fresh:
         gang = Gang(nodes=event.nodes)
@@ -385,13 +389,25 @@ def _(event: ev.GangReleased, job: Job) -> Job:
     if event.gang != job.gang or not job.gang_open:
         return job
     job = _without_processes(job, event.at)
-    phase = job.phase
+    phase, reason, nodes = job.phase, job.reason, job.nodes
     if isinstance(phase, Restarting):
         phase = replacing(phase, None, phase.not_before)
     elif isinstance(phase, Holding):
         phase = replace(phase, gang=None)
+    if event.files and isinstance(phase, Finishing | Replacing | GivingUp | Draining):  # no other gang is released
+        phase = replace(phase, files_on=nodes)
+        reason = reasons.CollectingFiles(cause=reasons.RanksSucceeded() if job.succeeded else reason)
     # A checkpoint that is not durable was in the memory of the actors that are gone.
-    return replace(job, phase=phase, checkpoints=job.checkpoints.without_memory)
+    return replace(job, phase=phase, reason=reason, checkpoints=job.checkpoints.without_memory)
+
+
+@_fold.register
+def _(event: ev.FilesCollected, job: Job) -> Job:
+    phase, reason = job.phase, job.reason
+    if not isinstance(phase, Holding) or not phase.files_on or event.gang != job.gang:
+        return job
+    cause = reason.cause if isinstance(reason, reasons.CollectingFiles) else reason
+    return replace(job, phase=replace(phase, files_on=()), reason=cause)
 
 
 @_fold.register
@@ -413,7 +429,7 @@ def _(event: ev.GangAbandoned, job: Job) -> Job:
 def _(event: ev.StopRequested, job: Job) -> Job:
     if job.succeeded or isinstance(job.phase, GivingUp):
         return job  # its end is decided; only its gang must be released
-    reason = reasons.StopOrdered(purpose=event.purpose, by=event.by)
+    reason = reasons.StopOrdered(purpose=event.purpose, by=event.by, at_once=event.deadline <= event.at)
     if isinstance(job.phase, Draining):
         before = job.phase.stop
         sooner = event.purpose is before.purpose and event.deadline < before.deadline
@@ -423,7 +439,7 @@ def _(event: ev.StopRequested, job: Job) -> Job:
         stop = Stop(purpose=event.purpose, by=event.by, at=before.at, deadline=min(before.deadline, event.deadline))
         return replace(job, phase=replace(job.phase, stop=stop), reason=reason)
     stop = Stop(purpose=event.purpose, by=event.by, at=event.at, deadline=event.deadline)
-    draining = Draining(gang=job.held, exits=job.exits, failure=job.failure, stop=stop)
+    draining = Draining(gang=job.held, files_on=job.files_on, exits=job.exits, failure=job.failure, stop=stop)
     attempts = job.attempts
     if job.attempt_live and attempts[-1].ended_at is None:
         attempts = _last_changed(job, state=AttemptState.DRAINING)

@@ -125,7 +125,10 @@ def _megabytes(size_bytes: int) -> str:
 
 def _summary(event: ev.Event, body: dict[str, Any]) -> str:
     if isinstance(event, ev.StopRequested):
-        return StopOrdered(purpose=event.purpose, by=event.by).sentence()  # the words of the job's reason
+        at_once = event.deadline <= event.at
+        return StopOrdered(
+            purpose=event.purpose, by=event.by, at_once=at_once
+        ).sentence()  # the words of the job's reason
     match event.kind:
         case "job_submitted":
             left_out = body["left_out"]

@@ -15,7 +15,7 @@ from orchestrator.spec.entrypoint import parse_entrypoint
 from orchestrator.spec.plain_files import open_plain
 
 if TYPE_CHECKING:
-    from orchestrator.spec.job import JobSpec
+    from orchestrator.spec.model import JobSpec
 
 ASK_SECONDS: Final = 10.0
 MOST_BYTES: Final = 1024 * 1024

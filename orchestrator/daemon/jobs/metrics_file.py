@@ -6,6 +6,7 @@ waiting, and every line is validated: lines not written by this module are skipp
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -13,6 +14,7 @@ import stat
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.abandoned import stop_if_abandoned
+from orchestrator.spec.plain_files import LINK_ON_THE_WAY, is_elsewhere
 from orchestrator.train.script.progress import MAX_METRIC_NAME_BYTES, MAX_METRICS, MAX_PHASE_BYTES, ProgressSnapshot
 
 if TYPE_CHECKING:
@@ -151,6 +153,8 @@ def _regular_size(handle: int, path: Path) -> int:
     found = os.fstat(handle)
     if not stat.S_ISREG(found.st_mode):
         raise OSError(f"{path} is not a regular file")
+    if is_elsewhere(handle, path):
+        raise OSError(errno.ELOOP, LINK_ON_THE_WAY, str(path))
     return found.st_size
 
 

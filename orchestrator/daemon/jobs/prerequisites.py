@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from orchestrator.api.errors import InvalidSpecError, Problem
 from orchestrator.core.events import Prerequisite
 from orchestrator.core.states import EndCondition, JobState
-from orchestrator.spec.job import Dependency
+from orchestrator.spec.model import Dependency
 from orchestrator.store import errors as store_errors
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
-    from orchestrator.spec.job import JobSpec
+    from orchestrator.spec.model import JobSpec
     from orchestrator.store.port import Store
 
 _WAYS: Final = {EndCondition.SUCCESS: "succeed", EndCondition.FAILURE: "fail", EndCondition.ANY: "end"}

@@ -7,6 +7,8 @@ job.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from typing import TYPE_CHECKING
 
 from orchestrator import trees
@@ -85,12 +87,22 @@ class Tidying:
         secrets = self._paths.secrets(job_id)
         try:
             try:
-                secrets.unlink(missing_ok=True)
+                _unlink(secrets)
             except PermissionError:  # the job has closed its own directory
                 trees.permit(secrets.parent)
-                secrets.unlink(missing_ok=True)
+                _unlink(secrets)
         except OSError as error:
             failed[job_id] = str(error)
+
+
+def _unlink(path: Path) -> None:
+    """Remove a file, if it is there, and nothing through a link in place of its directory. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.unlink(path.name, dir_fd=folder)
+        finally:
+            os.close(folder)
 
 
 def _node_directories(nodes: Path) -> list[Path]:

@@ -131,7 +131,7 @@ async def _serve_on(parts: Parts, control: ControlSocket, settings: Settings, op
         server, links = _page_server(parts, options, settings, closing)
         servers.append(server)
     servers.append(
-        ApiServer(create_control_app(service, policy, closing, links, parts.audit), [control.sock], sessions=True)
+        ApiServer(create_control_app(service, policy, closing, links, parts.audit), control.socks, sessions=True)
     )
     if options.read_listen:
         servers.append(_reading_server(parts, options, token))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.api import views as v
 from orchestrator.api.errors import BadRequestError, RefusedError
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from orchestrator.daemon.requests.reader import JobReader
     from orchestrator.daemon.requests.submissions import Submissions
     from orchestrator.daemon.submitting.under_way import UnderWay
-    from orchestrator.spec.job import JobSpec
+    from orchestrator.spec.model import JobSpec
     from orchestrator.spec.settings import Settings
+
+COLLECTION_ENDED: Final = "its ranks have ended; it ends now, without waiting for its outputs to be copied"
 
 
 class JobActions:
@@ -89,8 +91,7 @@ class JobActions:
 
         await self._loop.command(make)
         if purpose is StopPurpose.CANCEL and self._end_collection(job.id):
-            message = "its ranks have ended; it ends now, without waiting for its outputs to be copied"
-            return v.ActionReply(job_id=job.id, state=job.state.value, message=message)
+            return v.ActionReply(job_id=job.id, state=job.state.value, message=COLLECTION_ENDED)
         return await self._acted(job.id)
 
     async def _force(self, job: Job, caller: Caller) -> v.ActionReply:
@@ -102,6 +103,8 @@ class JobActions:
             return made
 
         await self._loop.command(make)
+        if self._end_collection(job.id):
+            return v.ActionReply(job_id=job.id, state=job.state.value, message=COLLECTION_ENDED)
         after = await self._reader.record(job.id)
         message = after.reason.sentence()
         if any(isinstance(event, ev.GangAbandoned) for event in made):

@@ -13,7 +13,7 @@ from orchestrator.api.files import CHECKPOINTS, OUTPUTS, FileDigest, FileList, F
 from orchestrator.core.events import JobSubmitted
 from orchestrator.daemon.jobs.specs import spec_diff, spec_view
 from orchestrator.private_files import enter_below
-from orchestrator.runtime.nodes.working_copy import open_output, regular_files
+from orchestrator.runtime.nodes.working_copy import is_utf8, open_output, regular_files
 from orchestrator.spec.globs import GlobError, Globs
 from orchestrator.trees import Problems
 
@@ -45,11 +45,13 @@ class LeftFiles:
             raise BadRequestError(
                 f"the pattern cannot be used: {error}", hint="write one like 'outputs/**/*.pt'"
             ) from error
-        found = sorted(await self._pool.run(self._found, globs), key=lambda file: file.path)
+        files, unnamed = await self._pool.run(self._found, globs)
+        found = sorted(files, key=lambda file: file.path)
         return FileList(
             job_id=self._job_id,
             files=tuple(found[:MOST_FILES]),
             more=len(found) > MOST_FILES,
+            unnamed=unnamed,
             elsewhere=self._elsewhere,
         )
 
@@ -61,13 +63,18 @@ class LeftFiles:
         """Open a file's content."""
         return await self._pool.run(self._open, path)
 
-    def _found(self, globs: Globs) -> list[FileView]:
+    def _found(self, globs: Globs) -> tuple[list[FileView], int]:
+        """Return the files that match, and how many have names that cannot be requested."""
         found: list[FileView] = []
+        unnamed = 0
         for name, root in self._roots.items():
+            self._refuse_link(root)
             try:
                 for file in regular_files(root, Problems()):
                     path = f"{name}/{file.path}"
-                    if (not len(globs) or globs.matches(path)) and _is_text(path):
+                    if not is_utf8(path):  # it cannot be requested
+                        unnamed += 1
+                    elif not len(globs) or globs.matches(path):
                         found.append(FileView(path=path, size_bytes=file.size_bytes))
             except FileNotFoundError:
                 continue  # there is no file yet
@@ -75,7 +82,15 @@ class LeftFiles:
                 raise RefusedError(
                     f"the {name} of {self._job_id} cannot be read: {error}", hint=f"look at {root}"
                 ) from error
-        return found
+        return found, unnamed
+
+    def _refuse_link(self, root: Path) -> None:
+        """Raise RefusedError where the job has replaced its own directory by a link: files elsewhere are not the job's."""
+        if root.parent.is_symlink():
+            raise RefusedError(
+                f"the directory of {self._job_id} is a symbolic link, which is not followed",
+                hint=f"remove {root.parent}, and put the directory that it names in its place",
+            )
 
     def _digest(self, path: str) -> FileDigest:
         with os.fdopen(self._handle(path), "rb", buffering=0) as file:
@@ -93,6 +108,7 @@ class LeftFiles:
         )
         if root is None or not below or "\0" in path:
             raise missing
+        self._refuse_link(root)
         folder, _, name = below.rpartition("/")
         if name in {"", ".", ".."}:
             raise missing
@@ -132,11 +148,6 @@ def left_files(job_id: str, outputs: Path, checkpoints: str, path_of: Callable[[
     if "://" in checkpoints:
         return LeftFiles(job_id, {OUTPUTS: outputs}, pool, elsewhere=checkpoints)
     return LeftFiles(job_id, {OUTPUTS: outputs, CHECKPOINTS: path_of(checkpoints)}, pool)
-
-
-def _is_text(path: str) -> bool:
-    """Whether a name is UTF-8; others cannot be requested."""
-    return path.isprintable() or not any("\udc80" <= letter <= "\udcff" for letter in path)
 
 
 class JobSpecs:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from orchestrator.daemon.loop import Loop
     from orchestrator.daemon.submitting.under_way import SubmissionsUnderWay, UnderWay
     from orchestrator.runtime.pools import Pool
-    from orchestrator.spec.job import JobSpec
+    from orchestrator.spec.model import JobSpec
     from orchestrator.spec.settings import Settings
     from orchestrator.store.port import Store
 

@@ -21,7 +21,7 @@ from orchestrator.daemon.jobs.interpreter import interpreter_of
 from orchestrator.daemon.jobs.prerequisites import with_after
 from orchestrator.parts import install_line, missing_modules
 from orchestrator.spec.entrypoint import parse_entrypoint
-from orchestrator.spec.job import JobSpec, parse_jobs
+from orchestrator.spec.job import parse_jobs
 from orchestrator.spec.plain_files import NotPlainFileError, open_plain
 from orchestrator.spec.problems import SpecError
 from orchestrator.train.trainer.config.check import trainer_findings
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from orchestrator.analysis.trackers.names import TrackerPackage
     from orchestrator.api.service import SubmitRequest
     from orchestrator.spec.entrypoint import Entrypoint
-    from orchestrator.spec.job import JobFile, MatrixSpec
+    from orchestrator.spec.job import JobFile
+    from orchestrator.spec.model import JobSpec, MatrixSpec
     from orchestrator.spec.search import Combination
 
 

@@ -26,7 +26,7 @@ from orchestrator.daemon.submitting.checking import Checked
 from orchestrator.durable_files import sync_directory, sync_tree
 from orchestrator.private_files import make_private
 from orchestrator.spec.entrypoint import parse_entrypoint
-from orchestrator.spec.job import JobSpec, change_spec
+from orchestrator.spec.job import change_spec
 from orchestrator.spec.problems import SpecError, nearest
 from orchestrator.train.trainer.config.check import trainer_findings
 from orchestrator.units import plural
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.submitting.under_way import UnderWay
     from orchestrator.runtime.pools import Pool
+    from orchestrator.spec.model import JobSpec
     from orchestrator.spec.paths import Paths
     from orchestrator.spec.settings import Settings
 

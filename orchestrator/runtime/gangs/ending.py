@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 GONE_SECONDS: Final = 60.0
 FLUSH_SECONDS: Final = 30.0
 COLLECT_SECONDS: Final = 600.0
-"""How long logs and outputs are copied at a job's end: its GPUs are free for others only when the job has ended."""
+"""How long logs and outputs are copied before a job ends. Its GPUs are free for others meanwhile."""
 
 CONFIRM_SECONDS: Final = 2.0
 """How long to wait for the keepers of a gang that ended well to confirm its end: until then it may still print."""
@@ -73,7 +73,7 @@ class Ender:
         await self._calls.order_all(job, [a.kill.remote(job.attempt_number) for a in gang.actors])
 
     async def release(self, job: Job) -> None:
-        """Release the gang: on return no process of it is left, and its outputs are in the home."""
+        """Release the gang: on return no process of it is left, and others may have its resources."""
         await self._flush(job)
         gang = self._table.known(job.id)
         if gang is not None and gang.watchers and job.succeeded:
@@ -84,9 +84,14 @@ class Ender:
         await self._table.remove(job)
         if not confirmed:
             await self._confirm_gone(job)
+        files = bool(job.spec.outputs or self._files.apart(job))
+        self._post([ev.GangReleased(job_id=job.id, at=clock.now(), gang=job.gang, files=files)])
+
+    async def collect(self, job: Job) -> None:
+        """Copy home what the released gang left on its nodes; a note says what is missing."""
         if problem := await self._collect(job):
             self._post([ev.JobNoted(job_id=job.id, at=clock.now(), note=OutputsIncomplete(said=problem))])
-        self._post([ev.GangReleased(job_id=job.id, at=clock.now(), gang=job.gang)])
+        self._post([ev.FilesCollected(job_id=job.id, at=clock.now(), gang=job.gang)])
 
     async def end(self, job: Job) -> None:
         """End the gang, and return once no process of it is left; nothing of it is kept."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from orchestrator import clock
 from orchestrator.checkpoint.errors import NOT_FAILING, failure_cause
@@ -20,8 +21,7 @@ from orchestrator.runtime.node_clock import moved
 from orchestrator.runtime.nodes.workdir_walk import left_out_by
 from orchestrator.runtime.ranks.exit_evidence import memory_use, order_of, stop_facts, was_killed
 from orchestrator.runtime.ranks.rank_events import FENCE_SECONDS
-from orchestrator.runtime.spawn.client import ForkServerError
-from orchestrator.runtime.spawn.lifeline import read_exit_record
+from orchestrator.runtime.spawn.lifeline import ForkServerError, read_exit_record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -78,7 +78,7 @@ def exited(job_id: JobId, attempt: int, rank: int, event: RankEvent, work_dir: s
     end = event.exit or ev.Exit(rank=rank, at=event.at, exit_code=None, signal=None)
     missing = end.missing_file or missing_file(end)
     left_out = _left_out_by(work_dir, missing)
-    end = replace(end, rank=rank, missing_file=missing, left_out_by=left_out)
+    end = structs.replace(end, rank=rank, missing_file=missing, left_out_by=left_out)
     return ev.RankExited(job_id=job_id, at=at, attempt=attempt, exit=end)
 
 

@@ -18,7 +18,7 @@ from orchestrator import clock
 from orchestrator.core import events as ev
 from orchestrator.core.facts.gangs import HeadLost
 from orchestrator.core.facts.notes import NodeUnreachable, Reachable
-from orchestrator.core.lifecycle.effects import Effect, Ensure, KillRanks, ReleaseGang, StopRanks
+from orchestrator.core.lifecycle.effects import CollectFiles, Effect, Ensure, KillRanks, ReleaseGang, StopRanks
 from orchestrator.runtime.gangs.actors import RayRankActors
 from orchestrator.runtime.gangs.ending import Ender
 from orchestrator.runtime.gangs.errors import GangLostError, is_away
@@ -204,6 +204,8 @@ class Gangs:
                 await self._ender.kill(job)
             case ReleaseGang():
                 await self._ender.release(job)
+            case CollectFiles():
+                await self._ender.collect(job)
 
     def _failed(self, job: Job, effect: Effect, error: Exception) -> None:
         """Log the failure: one sentence for an actor or node out of reach, a traceback for an unexpected error."""

@@ -21,9 +21,10 @@ from orchestrator.private_files import make_private, open_private
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.gangs.errors import NodeFilesError, NodeGoneError
 from orchestrator.runtime.nodes.files import CHUNK_BYTES, LogLocation, LogPart
-from orchestrator.runtime.nodes.working_copy import digests, find_outputs, keep_output, new_output
+from orchestrator.runtime.nodes.working_copy import MAX_OUTPUTS, digests, find_outputs, is_utf8, keep_output, new_output
 from orchestrator.runtime.ranks.logs import log_path, renumber
 from orchestrator.spec.plain_files import read_plain
+from orchestrator.units import plural, size
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -121,7 +122,7 @@ class JobFiles:
     def apart(self, job: Job) -> list[str]:
         """Return the job's nodes that do not share the home, in the order of their ranks."""
         reports = self._nodes.reports
-        return [n for n in dict.fromkeys(job.nodes) if n in reports and not reports[n].home_shared]
+        return [n for n in dict.fromkeys(job.file_nodes) if n in reports and not reports[n].home_shared]
 
     def _agent(self, node_id: str) -> Any:
         agent = self._nodes.agents.get(node_id)
@@ -198,7 +199,7 @@ class JobFiles:
 
     async def _fetch_logs(self, job: Job, node_id: str) -> bool:
         """Fetch the node's next part of each of the job's logs; return whether there was anything new."""
-        ranks = [rank for rank, where in enumerate(job.nodes) if where == node_id]
+        ranks = [rank for rank, where in enumerate(job.file_nodes) if where == node_id]
         attempts = range(1, job.attempt_number + 1)
         places = {(attempt, rank): self._mirror(job, attempt, rank).place for attempt in attempts for rank in ranks}
         parts: list[LogPart] = await self._ask(node_id, "read_logs", job.id, places)
@@ -248,7 +249,7 @@ class JobFiles:
         target, left = self._paths.outputs(job.id), self._outputs_max_bytes
         notes = []
         apart = self.apart(job)
-        if len(apart) < len(set(job.nodes)):
+        if len(apart) < len(set(job.file_nodes)):
             abandoned = threading.Event()
             try:
                 found, failures = await self._pool.run(_collect_local, job, target, left, abandoned)
@@ -280,10 +281,16 @@ class JobFiles:
     def _left(self, found: Outputs, where: str) -> str:
         notes = []
         if found.left_files:
-            limit = self._outputs_max_bytes / 1e6
+            limit = f"ORCH_OUTPUTS_MAX_BYTES ({size(self._outputs_max_bytes)})"
+            if len(found.files) >= MAX_OUTPUTS:
+                limit = f"{MAX_OUTPUTS} files"
+            several = found.left_files > 1
+            stays = f"{plural(found.left_files, 'output')} ({size(found.left_bytes)}) {'stay' if several else 'stays'}"
+            notes.append(f"{stays} in {where}: more than {limit}")
+        if odd := [each.path for each in found.files if not is_utf8(each.path)]:
             notes.append(
-                f"{found.left_files} outputs ({found.left_bytes / 1e6:.0f} MB) stay in {where}: more than"
-                f" ORCH_OUTPUTS_MAX_BYTES ({limit:.0f} MB)"
+                f"{plural(len(odd), 'output')} with a name that is not UTF-8, such as {odd[0]!a}, can be copied on the"
+                " daemon's machine, and not by orch get"
             )
         if found.unread:
             notes.append(f"not everything in {where} was searched for outputs: {found.unread}")

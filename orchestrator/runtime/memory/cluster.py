@@ -55,6 +55,7 @@ class MemoryCluster:
         self.nodes = {node.id: MemoryNode(node) for node in nodes}
         self.gangs: dict[JobId, MemoryGang] = {}
         self.checkpoints = Checkpoints()
+        self.script_of = script_of
         self.processes = Processes(self.agenda, self._process_ended, script_of, self._process_started)
         self.disk_full = False
         self.wall_ahead = 0.0
@@ -138,6 +139,11 @@ class MemoryCluster:
             )
         self.gangs[job.id] = gang
         return gang
+
+    def abandon(self, job_id: JobId) -> None:
+        """Count what the job's gang holds as held by another program."""
+        for node in self.nodes.values():
+            node.abandoned |= {holder for holder in node.held if holder[0] == job_id}
 
     def remove(self, job_id: JobId, number: int) -> None:
         """End the gang's actors and their processes, and free what they hold. Idempotent."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from orchestrator.core import events as ev
 from orchestrator.core.facts.gangs import ActorLost, HeadLost, RecordRestored
 from orchestrator.core.facts.notes import CheckpointQuarantined, NodeUnreachable, Reachable
-from orchestrator.core.lifecycle.effects import Ensure, KillRanks, ReleaseGang, StopRanks
+from orchestrator.core.lifecycle.effects import CollectFiles, Ensure, KillRanks, ReleaseGang, StopRanks
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.gangs.event_mapping import exited
 from orchestrator.runtime.memory.network import NoAnswerError
@@ -211,6 +211,7 @@ class MemoryGangs:
     def abandon(self, job: Job) -> None:
         """End the gang as soon as it can be reached. See ``daemon.ports``."""
         self._gangs.pop(job.id, None)
+        self._cluster.abandon(job.id)
         EffectTask(job.id, self._cluster.network, make=partial(self._end, job), lost=lambda _: None).start()
 
     def _end(self, job: Job) -> Steps:
@@ -290,6 +291,8 @@ class MemoryGangs:
                 return self._kill(job)
             case ReleaseGang():
                 return self._release(job)
+            case CollectFiles():
+                return self._collect(job)
 
     def _ensure(self, job: Job) -> Steps:
         gang = yield from self._attach(job, create=True)
@@ -334,7 +337,12 @@ class MemoryGangs:
         if gang is None or len(gang.gone) < job.num_workers:
             for node_id in dict.fromkeys(job.nodes):
                 yield from self._confirm_gone(job, node_id)
-        self._post([ev.GangReleased(job_id=job.id, at=self._now(), gang=job.gang)])
+        files = self._cluster.script_of(job.id).collect_seconds > 0
+        self._post([ev.GangReleased(job_id=job.id, at=self._now(), gang=job.gang, files=files)])
+
+    def _collect(self, job: Job) -> Steps:
+        yield Pause(self._cluster.now() + self._cluster.script_of(job.id).collect_seconds)
+        self._post([ev.FilesCollected(job_id=job.id, at=self._now(), gang=job.gang)])
 
     def _flush(self, job: Job) -> Steps:
         """Write the newest snapshot to storage before the actors that hold it end."""

@@ -46,20 +46,29 @@ class MemoryNode:
     died_at: float = 0.0
     lost: set[int] = field(default_factory=set)
     held: dict[Holder, Hold] = field(default_factory=dict)
+    abandoned: set[Holder] = field(default_factory=set)
+    """Those that the record has given up, as `orch cancel --force` does: for the daemon they are other users of the node."""
     waiting: list[Callable[[], None]] = field(default_factory=list)
     """Requests that arrived while it was silent."""
 
     def view(self) -> Node:
         """Return the node as the scheduler sees it."""
-        other = self.node.other_gpus + len(self.lost)
-        return replace(self.node, alive=self.alive, reachable=not self.silent, other_gpus=other)
+        given_up = [self.held[holder] for holder in self.abandoned & self.held.keys()]
+        gpus = self.node.other_gpus + len(self.lost) + sum(hold.share * len(hold.gpus) for hold in given_up)
+        cpus = self.node.other_cpus + sum(hold.cpus for hold in given_up)
+        return replace(self.node, alive=self.alive, reachable=not self.silent, other_gpus=gpus, other_cpus=cpus)
 
     def take(self, holder: Holder, gpus: float, cpus: float) -> Hold | None:
-        """Reserve a rank's share; None when too few healthy GPUs are left. Raises UnsafeOrderError."""
+        """Reserve a rank's share; None when too few healthy GPUs are left, or a gang that was given up holds them.
+
+        Raises UnsafeOrderError where a gang of the record holds them.
+        """
         found = self._find(gpus)
         if found is None:
             return None
         if sum(h.cpus for h in self.held.values()) + cpus > self.node.cpus + _ROUNDING:
+            if self.abandoned & self.held.keys():
+                return None
             raise UnsafeOrderError(f"{holder} gets CPUs of {self.node.id} that {sorted(self.held)} hold")
         hold = self.held[holder] = Hold(found, min(gpus, 1.0), cpus)
         return hold
@@ -72,6 +81,8 @@ class MemoryNode:
         share, count = (gpus, 1) if 0 < gpus < 1 else (1.0, round(gpus))
         fitting = [i for i, taken in used.items() if taken + share <= 1 + _ROUNDING]
         healthy = [i for i in fitting if i not in self.lost]
+        if len(fitting) < count and self.abandoned & self.held.keys():
+            return None
         if len(fitting) < count:
             raise UnsafeOrderError(f"{gpus:g} GPUs of {self.node.id} are given away twice; {self.held} hold them")
         if len(healthy) < count:

@@ -34,7 +34,7 @@ class Script:
 
     ``seconds`` is how long a rank takes from step 0 to its end; None: until it is ended. A resumed attempt takes the
     rest. ``save_every`` is the interval of rank 0's saves. ``stop_takes`` is the time from SIGTERM to a rank's end;
-    None: it ignores SIGTERM.
+    None: it ignores SIGTERM. Its outputs take ``collect_seconds`` to be copied home; 0: it has none.
     """
 
     seconds: float | None = None
@@ -42,6 +42,7 @@ class Script:
     save_every: float | None = None
     stop_takes: float | None = 0.0
     stop_exit_code: int = 0
+    collect_seconds: float = 0.0
 
 
 _FIRST_PID: Final = 1000

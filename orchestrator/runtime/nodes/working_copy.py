@@ -42,7 +42,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """The files to collect, how many files (and bytes) exceed the limit, and what could not be searched."""
+    """The files to collect, how many files (and bytes) exceed the limits, and what could not be searched."""
 
     files: tuple[Output, ...]
     left_files: int = 0
@@ -197,6 +197,11 @@ def regular_files(
                 yield Output(path=found.path, size_bytes=found.status.st_size, mode=mode)
     finally:
         os.close(root)
+
+
+def is_utf8(path: str) -> bool:
+    """Whether a file's name is UTF-8."""
+    return path.isprintable() or not any("\udc80" <= letter <= "\udcff" for letter in path)
 
 
 def keep_output(work: Path, found: Output, target: Path) -> None:

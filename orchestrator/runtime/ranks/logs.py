@@ -395,7 +395,7 @@ def _open_inode(file: _File) -> int:
     stem = file.path.name.partition(".log")[0]
     for path in (file.path, *sorted(file.path.parent.glob(f"{stem}.log*"))):
         try:
-            handle = open_plain(path)
+            handle = open_plain(path, real=True)
         except FileNotFoundError:
             continue
         except NotPlainFileError:

@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.ranks.output import RankOutput
     from orchestrator.runtime.ranks.rank_checkpoints import RankCheckpoints
     from orchestrator.runtime.ranks.rank_events import EventLog
-    from orchestrator.runtime.spawn.client import Lifeline
-    from orchestrator.runtime.spawn.lifeline import Event
+    from orchestrator.runtime.spawn.lifeline import Event, Lifeline
 
 _REMAINS_SECONDS: Final = 10.0
 _REMAINS_AGAIN_SECONDS: Final = 1.0

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.ranks.output import RankOutput
     from orchestrator.runtime.ranks.rank_events import AttemptFence, EventLog
     from orchestrator.runtime.ranks.start import RankStarter
-    from orchestrator.runtime.spawn.client import Lifeline
+    from orchestrator.runtime.spawn.lifeline import Lifeline
 
 MAX_COMMANDS: Final = 16
 MAX_CONNECTIONS: Final = 128

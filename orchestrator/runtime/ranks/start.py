@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from orchestrator.runtime.ranks.launch_spec import RankPlan
     from orchestrator.runtime.ranks.output import RankOutput
     from orchestrator.runtime.ranks.terminal import RankTerminal
-    from orchestrator.runtime.spawn.client import Lifeline, Spawned
+    from orchestrator.runtime.spawn.client import Spawned
+    from orchestrator.runtime.spawn.lifeline import Lifeline
 
 _BACKLOG: Final = 2048
 

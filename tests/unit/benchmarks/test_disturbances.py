@@ -143,6 +143,28 @@ def test_a_process_is_hit(tmp_path: Path) -> None:
     assert victim.wait(timeout=60) == -signal.SIGKILL
 
 
+def test_what_a_user_does_is_a_disturbance_whose_broken_promise_is_a_problem(tmp_path: Path) -> None:
+    """The job must make a new step after it, as after a signal."""
+    done: list[str] = []
+    place: Any = FewVictims(lambda: None)
+    ledger: Any = SimpleNamespace(last_step=lambda _job: len(done))
+    place.stack.job = lambda _job: SimpleNamespace(state="RUNNING", attempt=1)
+    place.stack.home, place.stack.daemon_pid = tmp_path, lambda: 7
+    place.abuses = {"full disk": lambda _stack, _dice: done.append("full disk")}
+    disturbs = Disturber(place, ledger, "job-1", random.Random(1))
+    while not done:
+        disturbs.once()
+    assert (disturbs.found.recoveries, disturbs.found.disturbances["full disk"]) == (1, 1)
+
+    def breaks(_stack: object, _dice: object) -> None:
+        raise AssertionError("a job was lost")
+
+    place.abuses = {"full disk": breaks}
+    with pytest.raises(AssertionError, match="a job was lost"):
+        disturbs._abuse("full disk")
+    assert disturbs.found.recoveries == 1
+
+
 def test_what_only_its_owner_could_replace_is_only_frozen(tmp_path: Path) -> None:
     guest: Any = SimpleNamespace(only_frozen=ThreeNodes.only_frozen)
     disturbs = Disturber(guest, Ledger(tmp_path / "ledger"), "job-1", random.Random(1))

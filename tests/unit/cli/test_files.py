@@ -13,7 +13,8 @@ import pytest
 
 from orchestrator.cli.app import ENTRIES, LazyCommands
 from orchestrator.cli.reference import render_cli_reference
-from orchestrator.spec.job import job_schema, parse_job
+from orchestrator.spec.job import parse_job
+from orchestrator.spec.reader.reading import job_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ from orchestrator.core.job.phases import LostGang
 from orchestrator.core.job.record import Job, Submission
 from orchestrator.core.lifecycle.fold import Change, change_of, fold, submitted
 from orchestrator.core.states import FailureClass, JobState, StopPurpose
-from orchestrator.spec.job import JobSpec, ResourcesSpec, WorkerResources
+from orchestrator.spec.model import JobSpec, ResourcesSpec, WorkerResources
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -178,6 +178,16 @@ def gone(job: Job, *, at: float = T0 + 21) -> ev.AttemptGone:
 def released(job: Job, *, at: float = T0 + 22) -> ev.GangReleased:
     """Return the confirmation that the current gang is gone."""
     return ev.GangReleased(job_id=job.id, at=at, gang=job.gang)
+
+
+def leaves_files(job: Job, *, at: float = T0 + 22) -> ev.GangReleased:
+    """Return the release of the job's gang, whose files are still to be collected."""
+    return ev.GangReleased(job_id=job.id, at=at, gang=job.gang, files=True)
+
+
+def collected(job: Job, *, at: float = T0 + 23) -> ev.FilesCollected:
+    """Return the end of the collection of files."""
+    return ev.FilesCollected(job_id=job.id, at=at, gang=job.gang)
 
 
 def lost(job: Job, *, at: float = T0 + 11, not_before: float = 0.0, reason: Fact | str = "node a died") -> ev.GangLost:

@@ -129,7 +129,8 @@ FACTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
     ),
     ev.AttemptSucceeded: st.builds(ev.AttemptSucceeded, **common, attempt=numbers),
     ev.AttemptGone: st.builds(ev.AttemptGone, **common, attempt=numbers),
-    ev.GangReleased: st.builds(ev.GangReleased, **common, gang=numbers),
+    ev.GangReleased: st.builds(ev.GangReleased, **common, gang=numbers, files=st.booleans()),
+    ev.FilesCollected: st.builds(ev.FilesCollected, **common, gang=numbers),
     ev.GangAbandoned: st.builds(ev.GangAbandoned, **common, gang=numbers, by=known_facts),
     ev.StopRequested: st.builds(
         ev.StopRequested, **common, purpose=st.sampled_from(StopPurpose), by=known_facts, deadline=times

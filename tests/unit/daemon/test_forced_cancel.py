@@ -1,4 +1,7 @@
-"""`orch cancel --force` on the production loop and the in-memory runtime: nodes that answer too late, or never."""
+"""What a job's end waits for, on the production loop and the in-memory runtime.
+
+Its outputs, for which no other job waits; and its gang, which `orch cancel --force` gives up on a node that does not answer.
+"""
 
 from __future__ import annotations
 
@@ -113,6 +116,31 @@ def test_ranks_that_end_well_after_it_make_no_success() -> None:
         await world.run(100.0)
         ended = await world.job()
         assert ended.state is JobState.CANCELLED
+        assert await world.store.verify() == []
+
+    asyncio.run(story())
+
+
+def test_outputs_are_collected_while_the_next_job_uses_the_gpus() -> None:
+    async def story() -> None:
+        world = World(Script(seconds=50.0, collect_seconds=500.0))
+        await world.submit()
+        second, _ = await world.store.submit(submission(make_spec(workers=4, gpu=1), job_id="second-abc234"))
+        world.loop.add(second)
+        await world.run(60.0)
+        first = await world.job()
+        assert (first.state, first.files_on) == (JobState.RUNNING, ("a", "a"))
+        assert first.reason.sentence().endswith("copying its logs and outputs, its GPUs are free")
+        assert (await world.store.job(second.id)).state is JobState.RUNNING
+        world.gangs.crash()
+        jobs = world.loop.jobs
+        world.start()  # a daemon that starts again collects them from the beginning, and ends the job then
+        for job_id in jobs:
+            world.loop.add(await world.store.job(job_id))
+        await world.run(490.0)
+        assert (await world.job()).state is JobState.RUNNING
+        await world.run(20.0)
+        assert (await world.job()).state is JobState.SUCCEEDED
         assert await world.store.verify() == []
 
     asyncio.run(story())

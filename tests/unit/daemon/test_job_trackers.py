@@ -16,7 +16,8 @@ import structlog
 from orchestrator.core.states import JobState
 from orchestrator.daemon.job_trackers import JobTrackers
 from orchestrator.daemon.jobs.secrets import write_secrets
-from orchestrator.spec.job import JobSpec, parse_job
+from orchestrator.spec.job import parse_job
+from orchestrator.spec.model import JobSpec
 from orchestrator.spec.paths import Paths
 from tests.support.records import replace
 from tests.support.stack import PATIENCE_SECONDS

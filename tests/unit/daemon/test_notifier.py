@@ -29,7 +29,7 @@ from orchestrator.daemon.web_hooks import (
     post,
     signing_key,
 )
-from orchestrator.spec.job import NotifySpec
+from orchestrator.spec.model import NotifySpec
 from orchestrator.store.sqlite import SqliteStore
 from tests.unit.core.builders import ID, T0, finished, make_spec, submission
 from tests.unit.store.lives import write

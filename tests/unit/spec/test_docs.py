@@ -8,7 +8,8 @@ import yaml
 
 from orchestrator.spec.entrypoint import _COLD_PREFIXES
 from orchestrator.spec.fields.records import STATED, Key, Record, default_form
-from orchestrator.spec.job import SpecError, parse_job
+from orchestrator.spec.job import parse_job
+from orchestrator.spec.problems import SpecError
 from orchestrator.spec.reader.reading import all_keys
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "job-yaml.md").read_text(encoding="utf-8")

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.spec.job import (
+from orchestrator.spec.job import from_dict, parse_job, to_dict
+from orchestrator.spec.model import (
     Backoff,
     CheckpointSpec,
     Dependency,
@@ -19,18 +20,14 @@ from orchestrator.spec.job import (
     MatrixSpec,
     MaxRestarts,
     NotifySpec,
-    Problem,
     ProgressSpec,
     ResourcesSpec,
     RetrySpec,
     RuntimeEnvSpec,
-    SpecError,
     TelemetrySpec,
     WorkerResources,
-    from_dict,
-    parse_job,
-    to_dict,
 )
+from orchestrator.spec.problems import Problem, SpecError
 
 HEAD = "name: digits\nentrypoint: python train.py\n"
 FULL = r"""

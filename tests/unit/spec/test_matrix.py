@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from orchestrator.spec.entrypoint import parse_entrypoint
 from orchestrator.spec.fields.kinds import SCIENTIFIC
-from orchestrator.spec.job import SpecError, parse_jobs
-from orchestrator.spec.matrix import MAX_MATRIX_JOBS, unit_name
+from orchestrator.spec.job import parse_jobs
+from orchestrator.spec.matrix import unit_name
+from orchestrator.spec.model import MAX_MATRIX_JOBS
+from orchestrator.spec.problems import SpecError
 
 HEAD = "name: digits-${matrix.lr}\nentrypoint: python train.py --lr ${matrix.lr} --opt=${matrix.opt}\n"
 

@@ -36,6 +36,19 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
         read_plain(tmp_path / "none", 10)
 
 
+def test_a_directory_that_was_replaced_by_a_link_is_not_followed_on_the_way_to_a_job_s_file(tmp_path: Path) -> None:
+    """The last part of the path is a plain file in both cases."""
+    (tmp_path / "job" / "logs").mkdir(parents=True)
+    (tmp_path / "job" / "logs" / "file").write_text("here")
+    (tmp_path / "way").symlink_to(tmp_path / "job")
+    (tmp_path / "job" / "short").symlink_to(tmp_path / "job" / "logs")
+    assert read_plain(tmp_path / "job" / "logs" / "file", 10, real=True) == b"here"
+    for path in (tmp_path / "way" / "logs" / "file", tmp_path / "job" / "short" / "file"):
+        assert read_plain(path, 10) == b"here"
+        with pytest.raises(NotPlainFileError, match="symbolic link, which is not followed"):
+            read_plain(path, 10, real=True)
+
+
 def test_a_link_is_followed_where_that_is_wanted(tmp_path: Path) -> None:
     """A link is followed to a regular file, and to nothing else."""
     (tmp_path / "target").write_text("here")

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from orchestrator.spec.entrypoint import Entrypoint, EntrypointError, parse_entrypoint
 from orchestrator.spec.fields.kinds import Positive
-from orchestrator.spec.job import (
+from orchestrator.spec.job import from_dict, parse_job, to_dict
+from orchestrator.spec.model import (
     Backoff,
     CheckpointSpec,
     Dependency,
@@ -29,15 +30,12 @@ from orchestrator.spec.job import (
     ResourcesSpec,
     RetrySpec,
     RuntimeEnvSpec,
-    SpecError,
     TelemetrySpec,
     WorkerResources,
-    from_dict,
-    init_text,
-    job_schema,
-    parse_job,
-    to_dict,
 )
+from orchestrator.spec.problems import SpecError
+from orchestrator.spec.reader.reading import job_schema
+from orchestrator.spec.reader.template import init_text
 from orchestrator.spec.units import format_duration
 
 VALIDATOR = jsonschema.Draft202012Validator(job_schema())

@@ -6,8 +6,8 @@ import jsonschema
 import pytest
 import yaml
 
-from orchestrator.spec.job import job_schema, parse_job
-from orchestrator.spec.reader.reading import all_keys
+from orchestrator.spec.job import parse_job
+from orchestrator.spec.reader.reading import all_keys, job_schema
 
 HEAD = "name: digits\nentrypoint: python train.py\n"
 GOOD = [

@@ -13,7 +13,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.ids import JobId
 from orchestrator.core.lifecycle.fold import Change
 from orchestrator.core.states import JobState, StopPurpose
-from orchestrator.spec.job import NotifySpec
+from orchestrator.spec.model import NotifySpec
 from orchestrator.store.errors import (
     AmbiguousJobError,
     BrokenChainError,

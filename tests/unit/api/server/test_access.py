@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from orchestrator.api.protocol import MAX_BODY_BYTES
 from orchestrator.api.server.testing import ServedFake, serve_fake
 from tests.support.plain_http import JSON, Answer, ask
+from tests.support.stack import PATIENCE_SECONDS
 from tests.unit.api.conftest import TOKEN
 from tests.unit.api.test_matrix_routes import grid
 
@@ -193,6 +195,52 @@ def test_too_much(tmp_path: Path, shape: str, door: str) -> None:
             assert answer.status == 413
             assert answer.headers["x-orch-protocol"] == "1"
         assert snapshot(served) == before
+
+
+def raw(served: ServedFake, door: str) -> socket.socket:
+    """Return a connection to a listener."""
+    if door == "unix":
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(served.endpoint.socket_path)
+    else:
+        sock = socket.create_connection((served.tcp_endpoint.host, served.tcp_endpoint.port))
+    sock.settimeout(PATIENCE_SECONDS)
+    return sock
+
+
+@pytest.mark.parametrize("door", ["unix", "tcp"])
+def test_a_request_with_two_lengths_is_refused_and_its_connection_closed(served: ServedFake, door: str) -> None:
+    """A proxy that takes the other one would see a second request in the body of this one."""
+    with raw(served, door) as sock:
+        sock.sendall(
+            b"POST /api/v1/prune HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Authorization: Bearer %s\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"0\r\n\r\nGET /api/v1/health HTTP/1.1\r\nHost: localhost\r\n\r\n" % TOKEN.encode()
+        )
+        answer = b""
+        while data := sock.recv(65536):
+            answer += data
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"not both" in answer
+    assert answer.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize("door", ["unix", "tcp"])
+@pytest.mark.parametrize("why", ["declared", "chunked", "type"])
+def test_a_client_that_is_still_sending_reads_why_its_body_is_refused(served: ServedFake, door: str, why: str) -> None:
+    size = MAX_BODY_BYTES * 4
+    length = b"Transfer-Encoding: chunked" if why == "chunked" else b"Content-Length: %d" % size
+    kind = b"text/plain" if why == "type" else b"application/json"
+    with raw(served, door) as sock:
+        sock.sendall(
+            b"POST /api/v1/prune HTTP/1.1\r\nHost: localhost\r\nContent-Type: %s\r\nAuthorization: Bearer %s\r\n%s\r\n\r\n"
+            % (kind, TOKEN.encode(), length)
+        )
+        sock.sendall(b"%x\r\n%s\r\n0\r\n\r\n" % (size, b" " * size) if why == "chunked" else b" " * size)
+        answer = b""
+        while data := sock.recv(65536):
+            answer += data
+    assert answer.startswith(b"HTTP/1.1 415" if why == "type" else b"HTTP/1.1 413")
 
 
 ESCAPES = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import grp
 import os
@@ -40,8 +42,35 @@ def test_only_the_owner_may_connect(tmp_path: Path) -> None:
 def test_a_group_may_connect_when_it_is_named(tmp_path: Path) -> None:
     group = grp.getgrgid(os.getgid()).gr_name
     bound = bind_control_socket(tmp_path / "s", group=group)
-    assert mode(tmp_path / "s") == 0o660
-    assert (tmp_path / "s").stat().st_gid == os.getgid()
+    shared = tmp_path / "group.sock"
+    assert (mode(tmp_path / "s"), mode(shared)) == (0o600, 0o660)
+    assert shared.stat().st_gid == os.getgid()
+    bound.release()
+    assert not shared.exists()
+
+
+def test_a_queue_that_members_fill_keeps_the_owner_from_nothing(tmp_path: Path) -> None:
+    """Nothing accepts: the kernel takes connections until the queue of their socket is full."""
+    bound = bind_control_socket(tmp_path / "s", group=grp.getgrgid(os.getgid()).gr_name)
+    with contextlib.ExitStack() as members, socket.socket(socket.AF_UNIX) as owner:
+        waiting = 0
+        while waiting == 0:
+            member = members.enter_context(socket.socket(socket.AF_UNIX))
+            member.setblocking(False)
+            waiting = member.connect_ex(str(tmp_path / "group.sock"))
+        assert waiting == errno.EAGAIN
+        owner.setblocking(False)
+        owner.connect(str(tmp_path / "s"))
+    bound.release()
+
+
+def test_a_daemon_without_a_group_removes_the_socket_that_one_with_a_group_left(tmp_path: Path) -> None:
+    left = bind_control_socket(tmp_path / "s", group=grp.getgrgid(os.getgid()).gr_name)
+    for sock in left.socks:
+        sock.close()
+    os.close(left.lock)  # as SIGKILL leaves them
+    bound = bind_control_socket(tmp_path / "s")
+    assert not (tmp_path / "group.sock").exists()
     bound.release()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import threading
 import time
 from contextlib import closing
@@ -14,7 +15,7 @@ import pytest
 from orchestrator.api.client import Client
 from orchestrator.api.errors import BadRequestError, DaemonUnreachableError, RefusedError
 from orchestrator.api.server import listeners as serve
-from orchestrator.api.server.listeners import Guests, address_of, bind_tcp, host_names, is_loopback
+from orchestrator.api.server.listeners import GUEST_BURST, Guests, address_of, bind_tcp, host_names, is_loopback
 from orchestrator.api.server.testing import serve_fake
 from tests.support.stack import PATIENCE_SECONDS
 
@@ -135,16 +136,43 @@ def test_it_can_be_stopped_and_started_again(served: ServedFake) -> None:
 
 def test_connections_of_each_guest_are_bounded_and_those_of_the_owner_are_not() -> None:
     class Connection:
-        released = 0
+        """A connection, and the protocol that serves it."""
+
+        family = socket.AF_UNIX
+
+        def __init__(self, uid: int) -> None:
+            self.uid = uid
+            self.released = 0
+
+        def getsockopt(self, *_: int) -> bytes:
+            return struct.pack("3i", 1, self.uid, 1)
 
         def release(self) -> None:
             self.released += 1
 
-    guests, held = Guests(2, owner_uid=1), [Connection() for _ in range(4)]
-    admitted = [guests.admit(uid, cast("Any", one)) for uid, one in zip((7, 7, 7, 8), held, strict=True)]
-    assert admitted == [True, True, False, True]
-    assert all(guests.admit(1, cast("Any", Connection())) for _ in range(9))
-    held[0].release()
-    assert held[0].released == 1
-    assert guests.admit(7, cast("Any", Connection()))
-    assert not guests.admit(7, cast("Any", Connection()))
+    def admit(uid: int) -> Connection | None:
+        made: Any = Connection(uid)
+        if not guests.admit(made):
+            return None
+        guests.count(uid, made)
+        return cast("Connection", made)
+
+    now = 0.0
+    guests = Guests(2, owner_uid=1, clock=lambda: now)
+    first = admit(7)
+    assert first is not None
+    assert [admit(uid) is not None for uid in (7, 7, 8)] == [True, False, True]
+    assert all(admit(1) for _ in range(GUEST_BURST + 1))
+    first.release()
+    assert first.released == 1
+    assert admit(7) is not None
+    assert admit(7) is None
+    # and those that end at once are bounded by their rate
+    for _ in range(GUEST_BURST):
+        short = admit(9)
+        assert short is not None
+        short.release()
+    assert admit(9) is None
+    now = 1.0
+    again = [admit(9) for _ in range(2)]
+    assert all(again)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from orchestrator.abandoned import PIECE_BYTES
 from orchestrator.api.client import Client
 from orchestrator.api.errors import (
     BadRequestError,
@@ -21,7 +22,7 @@ from orchestrator.api.errors import (
 from orchestrator.api.files import FileDigest, FileView
 from orchestrator.api.server.testing import serve_fake
 from orchestrator.api.transport.download import Downloader
-from orchestrator.daemon.requests.files import PIECE_BYTES, LeftFiles, left_files
+from orchestrator.daemon.requests.files import LeftFiles, left_files
 from orchestrator.runtime.pools import Pool
 
 if TYPE_CHECKING:
@@ -145,6 +146,25 @@ def test_the_daemon_reads_nothing_else(client: Client, job: JobView, path: str) 
         client.file_digest(job.id, path)
     with pytest.raises(NotFoundError, match="has no file"):
         list(client.file_content(job.id, path))
+
+
+def test_a_link_in_place_of_the_job_s_directory_is_not_followed(
+    client: Client, orch: Callable[..., Outcome], left: Path, job: JobView
+) -> None:
+    left.rename(left.with_name("moved"))
+    left.symlink_to(left.with_name("moved"))
+    for ask in (client.files, lambda ref: client.file_digest(ref, "outputs/log.txt")):
+        with pytest.raises(RefusedError, match="is a symbolic link, which is not followed"):
+            ask(job.id)
+    assert f"remove {left}" in orch("get", job.id).err
+
+
+def test_a_file_whose_name_is_not_utf_8_is_counted(orch: Callable[..., Outcome], left: Path, job: JobView) -> None:
+    (left / "outputs" / os.fsdecode(b"\xff")).write_text("x")
+    done = orch("get", job.id, "--list")
+    assert done.code == 0
+    assert "1 file with a name that is not UTF-8 cannot be downloaded" in done.err
+    assert orch("get", job.id, "--list", "--json").json["unnamed"] == 1
 
 
 def test_checkpoints_behind_a_url_are_told(tmp_path: Path, served: ServedFake, client: Client, job: JobView) -> None:

@@ -31,6 +31,7 @@ from orchestrator.core.facts.requesters import (
     ByNodeDrain,
     ByNodeReservation,
     ByShutdown,
+    ByUser,
 )
 from orchestrator.core.states import FailureClass, StopPurpose
 from tests.support.records import replace
@@ -90,6 +91,10 @@ def test_every_problem_of_a_script_has_words_and_advice(problem: Problem) -> Non
             "waiting for 1 GPU and 2 CPUs on nodes with disk=nvme; free now on all nodes: 3 GPUs, 4 CPUs",
         ),
         (
+            NotEnoughFree(gpus=0, cpus=0.002, free_gpus=0, free_cpus=0),
+            "waiting for a CPU that is not fully reserved (cpu: 0); free now: 0 GPUs, 0 CPUs",
+        ),
+        (
             NodeReserved(node="a", start=0.0, end=3600.0, said="new driver"),
             (
                 "node a is reserved from 1970-01-01 00:00:00 UTC to 1970-01-01 01:00:00 UTC (new driver), and it is not known"
@@ -122,6 +127,10 @@ def test_every_problem_of_a_script_has_words_and_advice(problem: Problem) -> Non
         (
             StopOrdered(purpose=StopPurpose.TIMEOUT, by=ByLimit(key="max_duration")),
             "exceeded max_duration; its processes have time to save",
+        ),
+        (
+            StopOrdered(purpose=StopPurpose.CANCEL, by=ByUser(name="ada"), at_once=True),
+            "cancelled by ada; its processes are killed",
         ),
         (
             StopOrdered(purpose=StopPurpose.RESIZE, by=ByGrowth(ranks=4, instead_of=2)),

@@ -59,6 +59,7 @@ def test_what_exists_only_in_some_phases_is_a_field_of_no_other() -> None:
     holding = {"Starting", "Running", "Leaving", "Finishing", "Restarting", "Replacing", "GivingUp", "Draining"}
     assert having == {
         "gang": holding,
+        "files_on": holding,
         "exits": holding,
         "stop": {"Draining"},
         "deadline": {"Leaving"},
@@ -89,7 +90,7 @@ def test_a_phase_takes_what_it_has_and_wants_all_of_it(phase: type[Any], values:
 def test_a_job_that_finishes_has_no_processes() -> None:
     with pytest.raises(ValueError, match="no processes"):
         p.Finishing(gang=GANG)
-    assert p.hold_of(p.Finishing(gang=replace(GANG, pids=None)).gang) is p.Hold.ACTORS
+    assert p.hold_of(p.Finishing(gang=replace(GANG, pids=None))) is p.Hold.ACTORS
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,8 @@ def test_a_gang_of_which_a_part_is_lost_is_not_restarted_in() -> None:
     ],
 )
 def test_what_is_held(gang: p.Gang | p.LostGang | None, hold: p.Hold) -> None:
-    assert p.hold_of(gang) is hold
+    assert p.hold_of(p.Running(gang=gang)) is hold
+    assert p.hold_of(p.Running(gang=gang, files_on=("a",))) is (p.Hold.FILES if gang is None else hold)
 
 
 @settings(max_examples=150, deadline=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from orchestrator.core.job.phases import Hold, Holding, hold_of
+from orchestrator.core.job.phases import Hold, Holding, Leaving, Running, Starting, hold_of
 from orchestrator.core.job.record import Job
 from orchestrator.core.lifecycle.effects import (
     EFFECTS,
@@ -28,6 +28,7 @@ from tests.unit.core.builders import (
     finished,
     gone,
     in_state,
+    leaves_files,
     lost,
     pending,
     released,
@@ -60,9 +61,11 @@ def asked(job: Job) -> Job:
 
 
 def holding(job: Job) -> dict[Hold, Job]:
-    """Return the job as it is, without processes, with a lost gang, and without a gang."""
+    """Return the job as it is, without processes, with a lost gang, without a gang, and with files of a released one."""
     found = [job, after(job, gone(job)), after(job, lost(job)), after(job, released(job))]
-    return {hold_of(each.held): each for each in found}
+    if type(job.phase) not in (Starting, Running, Leaving):  # their gangs are not released
+        found.append(after(job, leaves_files(job)))
+    return {hold_of(each.phase): each for each in found}
 
 
 CASES: dict[str, dict[Hold, Job]] = {
@@ -90,7 +93,7 @@ def test_every_phase_with_everything_that_it_can_hold(phase: type, hold: Hold) -
     if job is None:
         return
     assert type(job.phase) is phase
-    assert hold_of(job.held) is hold
+    assert hold_of(job.phase) is hold
     expected = EFFECTS[phase][hold]
     effect = desired_effect(job)
     assert (effect is None) if expected is None else (type(effect) is expected)
@@ -123,13 +126,13 @@ def test_a_stop_that_comes_first_does_not_release_what_runs() -> None:
 @given(strategies.jobs)
 def test_no_history_leads_to_what_the_table_lacks(job: Job) -> None:
     effect = desired_effect(job)
-    assert effect is None or (job.gang_open and effect.gang == job.gang)
+    assert effect is None or (bool(job.file_nodes) and effect.gang == job.gang)
     assert desired_effect(replace(job, reason="another")) == effect
 
 
 def test_the_table_is_written_for_people() -> None:
     lines = table().splitlines()
-    assert lines[0] == "| state | phase | nothing | processes | actors | lost gang |"
-    assert "| RUNNING | Finishing | - |  | release gang | release gang |" in lines
-    assert "| DRAINING | Draining | - | stop ranks | release gang | release gang |" in lines
+    assert lines[0] == "| state | phase | nothing | processes | actors | lost gang | files |"
+    assert "| RUNNING | Finishing | - |  | release gang | release gang | collect files |" in lines
+    assert "| DRAINING | Draining | - | stop ranks | release gang | release gang | collect files |" in lines
     assert len(lines) == 2 + len(PHASES)

@@ -26,7 +26,7 @@ from orchestrator.core.lifecycle.failure import (
     repeated,
 )
 from orchestrator.core.states import AttemptState, FailureClass, StopScope
-from orchestrator.spec.job import Backoff, ExitCodes, MaxRestarts, RetrySpec
+from orchestrator.spec.model import Backoff, ExitCodes, MaxRestarts, RetrySpec
 from tests.support.records import replace
 from tests.unit.core.builders import (
     T0,

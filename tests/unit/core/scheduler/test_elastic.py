@@ -21,7 +21,7 @@ from orchestrator.core.scheduler.resources import free_on
 from orchestrator.core.scheduler.scheduler import Commands, State, decide, queue_order
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.core.stored import job_from_dict, job_to_dict
-from orchestrator.spec.job import AutoWorkers, ElasticWorkers, WorkerAdvice
+from orchestrator.spec.model import AutoWorkers, ElasticWorkers, WorkerAdvice
 from tests.support.records import replace
 from tests.unit.core.builders import (
     T0,

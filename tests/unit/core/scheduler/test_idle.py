@@ -13,7 +13,7 @@ from orchestrator.core.facts.requesters import ByIdleReclaim, ByShrinking, ByUse
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import Commands, State, decide
 from orchestrator.core.states import StopPurpose
-from orchestrator.spec.job import ElasticWorkers
+from orchestrator.spec.model import ElasticWorkers
 from tests.unit.core.builders import T0, after, gone, make_spec, node, nodes, pending, released, running, stop
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import Commands, State, decide, queue_order
 from orchestrator.core.states import AttemptState, EndOrder, FailureClass, JobState, StopPurpose, StopScope
 from orchestrator.core.stored import job_from_dict, job_to_dict
-from orchestrator.spec.job import HealthSpec, RetrySpec
+from orchestrator.spec.model import HealthSpec, RetrySpec
 from tests.unit.core.builders import (
     ID,
     T0,

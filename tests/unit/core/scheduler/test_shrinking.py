@@ -13,7 +13,7 @@ from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.scheduler.elastic import FRESH_SECONDS
 from orchestrator.core.scheduler.scheduler import Commands, State, decide
 from orchestrator.core.states import StopPurpose
-from orchestrator.spec.job import ElasticWorkers
+from orchestrator.spec.model import ElasticWorkers
 from tests.unit.core.builders import T0, after, checkpoint, gone, make_spec, node, nodes, pending, released, running, up
 
 if TYPE_CHECKING:

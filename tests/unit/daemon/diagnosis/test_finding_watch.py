@@ -24,7 +24,7 @@ from orchestrator.gpu.exporter import GpuStatus
 from orchestrator.gpu.sample import GpuProcess, Throttle, XidCount
 from orchestrator.gpu.sampler import Health
 from orchestrator.runtime.exporters.actor import ExporterReport
-from orchestrator.spec.job import NotifySpec
+from orchestrator.spec.model import NotifySpec
 from orchestrator.store.port import StoredEvent
 from orchestrator.telemetry.logging import get_logger
 from orchestrator.train.script.progress import CheckpointFacts, ProgressSnapshot

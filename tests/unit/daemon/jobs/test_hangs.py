@@ -16,7 +16,7 @@ from orchestrator.core.job.record import Job
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.jobs.hangs import HangWatch
-from orchestrator.spec.job import HealthSpec
+from orchestrator.spec.model import HealthSpec
 from orchestrator.telemetry.logging import get_logger
 from orchestrator.train.script.progress import ProgressSnapshot
 from tests.support.records import replace

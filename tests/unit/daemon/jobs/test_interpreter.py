@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.daemon.jobs.interpreter import interpreter_of, torch_notes
-from orchestrator.spec.job import JobSpec, parse_job
+from orchestrator.spec.job import parse_job
+from orchestrator.spec.model import JobSpec
 
 Asked = tuple[JobSpec, str, Path]
 

@@ -42,6 +42,17 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "metrics.jsonl"
 
 
+def test_nothing_is_written_or_read_through_a_link_in_place_of_the_job_s_directory(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "job").symlink_to(tmp_path / "mine")
+    metrics_file.append(tmp_path / "mine" / "metrics.jsonl", 1, 10, report(10, T0), T0)
+    before = (tmp_path / "mine" / "metrics.jsonl").read_bytes()
+    with pytest.raises(OSError, match="symbolic link"):
+        metrics_file.append(tmp_path / "job" / "metrics.jsonl", 2, 20, report(20, T0), T0)
+    assert (tmp_path / "mine" / "metrics.jsonl").read_bytes() == before
+    assert metrics_file.newest(tmp_path / "job" / "metrics.jsonl") is None
+
+
 def test_the_newest_line_is_read_back(path: Path) -> None:
     metrics_file.append(path, 1, 10, report(10, T0), T0)
     metrics_file.append(path, 2, 55, FULL, T0 + 5)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from orchestrator.core import events as ev
 from orchestrator.daemon.jobs.progress import ProgressTable
-from orchestrator.spec.job import CheckpointSpec
+from orchestrator.spec.model import CheckpointSpec
 from orchestrator.train.script.progress import CheckpointFacts, ProgressSnapshot
 from tests.unit.core.builders import after, failed, gone, make_spec, pending, running, started
 

@@ -162,6 +162,21 @@ def test_an_end_is_tidied_at_once(home: Path) -> None:
     assert not any(path.exists() for path in left)
 
 
+def test_nothing_is_removed_through_a_link_in_place_of_a_job_s_directory(home: Path) -> None:
+    (home / "mine").mkdir()
+    (home / "mine" / "secrets").write_text("of another program")
+    (home / "jobs").mkdir()
+    (home / "jobs" / ID).symlink_to(home / "mine")
+
+    async def ends() -> list[JobId]:
+        store = await stored()
+        await tidy(home, store).after([ID])
+        return await store.untidied()
+
+    assert asyncio.run(ends()) == [ID]
+    assert (home / "mine" / "secrets").read_text() == "of another program"
+
+
 @pytest.mark.parametrize("finish", [end, cancel])
 def test_a_store_on_disk_remembers_what_is_to_be_tidied(tmp_path: Path, finish: Callable[..., Any]) -> None:
     from orchestrator.store.sqlite import SqliteStore

@@ -17,7 +17,7 @@ from orchestrator.core.job.record import Job
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.jobs.progress import JobProgress
 from orchestrator.daemon.metrics import LAGS_KEPT, Metering
-from orchestrator.spec.job import CheckpointSpec
+from orchestrator.spec.model import CheckpointSpec
 from orchestrator.spec.settings import Settings
 from orchestrator.telemetry.collectors import LINGER_SECONDS, JobSeries, Snapshot
 from orchestrator.train.script.progress import CheckpointFacts, ProgressSnapshot

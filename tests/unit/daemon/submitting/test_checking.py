@@ -11,7 +11,8 @@ from orchestrator.analysis.trackers.names import TRACKERS, TrackerPackage, setti
 from orchestrator.api.errors import InvalidSpecError
 from orchestrator.api.service import SubmitRequest
 from orchestrator.daemon.submitting.checking import MOST_KNOWN_CHARACTERS, check, check_trackers
-from orchestrator.spec.job import JobSpec, parse_job
+from orchestrator.spec.job import parse_job
+from orchestrator.spec.model import JobSpec
 
 HEAD = "name: digits\nentrypoint: python train.py\n"
 HERE = {name: TrackerPackage(name=name, packages={"json": name}) for name in TRACKERS}

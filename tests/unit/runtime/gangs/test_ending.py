@@ -38,7 +38,7 @@ class Scene:
             remove=self._remove,
             drop=lambda _id: None,
         )
-        files: Any = SimpleNamespace(finish=self._finished)
+        files: Any = SimpleNamespace(finish=self._finished, apart=lambda _job: ["far"] if self._finish else [])
         nodes: Any = SimpleNamespace(agent_for=lambda _node: None, until_fenced=self._fenced)
         no: Any = None
         self.ender = Ender(
@@ -115,23 +115,25 @@ async def _recurse() -> str:
 
 
 @pytest.mark.parametrize(
-    ("finish", "said"),
+    ("finish", "collect_seconds", "said"),
     [
-        (_recurse, "logs and outputs could not be copied (RecursionError: maximum recursion depth exceeded)"),
-        (_hang, "copying logs and outputs took more than 0 minutes"),
+        (_recurse, 600.0, "logs and outputs could not be copied (RecursionError: maximum recursion depth exceeded)"),
+        (_hang, 0.01, "copying logs and outputs took more than 0 minutes"),
     ],
 )
-def test_whatever_goes_wrong_with_the_outputs_is_a_note_and_the_gang_is_released(
-    finish: Callable[[], Awaitable[str]], said: str
+def test_whatever_goes_wrong_with_the_outputs_is_a_note_and_the_gang_is_released_before(
+    finish: Callable[[], Awaitable[str]], collect_seconds: float, said: str
 ) -> None:
     async def run() -> Scene:
-        scene = Scene(RUNNING, finish, collect_seconds=0.01 if finish is _hang else 600.0)
+        scene = Scene(RUNNING, finish, collect_seconds=collect_seconds)
         await scene.ender.release(RUNNING)
+        assert scene.done[-1] == "gang_released"
+        await scene.ender.collect(RUNNING)
         assert not scene.ender.end_collection(RUNNING.id)
         return scene
 
     scene = asyncio.run(run())
-    assert scene.done[-2:] == ["job_noted", "gang_released"]
+    assert scene.done[-2:] == ["job_noted", "files_collected"]
     assert scene.notes[0].startswith(said)
 
 
@@ -145,12 +147,12 @@ def test_a_cancel_ends_the_copying_of_outputs() -> None:
 
         scene = Scene(RUNNING, hang)
         assert not scene.ender.end_collection(RUNNING.id)
-        release = asyncio.create_task(scene.ender.release(RUNNING))
+        collection = asyncio.create_task(scene.ender.collect(RUNNING))
         await begun.wait()
         assert scene.ender.end_collection(RUNNING.id)
-        await release
+        await collection
         return scene
 
     scene = asyncio.run(run())
-    assert scene.done[-2:] == ["job_noted", "gang_released"]
+    assert scene.done[-2:] == ["job_noted", "files_collected"]
     assert scene.notes[0].startswith("copying logs and outputs was ended by orch cancel")

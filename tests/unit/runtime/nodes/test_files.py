@@ -378,9 +378,16 @@ def test_outputs_that_stay_behind_are_told(tmp_path: Path) -> None:
     write(paths.work(JOB), out__a="1234")
     write(agent.node.paths.work(JOB), out__b="1234")
     told = run(ours.finish(job_on(paths, "here", "n0", outputs=("out/**",))))
-    assert "1 outputs (0 MB) stay in the working copy on node n0" in told
+    assert "1 output (4 B) stays in the working copy on node n0" in told
     assert "ORCH_OUTPUTS_MAX_BYTES" in told
-    paths.outputs(JOB).joinpath("out", "a").unlink()
+    write(paths.work(JOB), **{"out__" + os.fsdecode(b"\xff"): ""})
+    told = run(ours.finish(job_on(paths, "here", outputs=("out/**",))))
+    assert told == (
+        "1 output with a name that is not UTF-8, such as 'out/\\udcff', can be copied on the daemon's machine,"
+        " and not by orch get"
+    )
+    for kept in paths.outputs(JOB).joinpath("out").iterdir():
+        kept.unlink()
     paths.outputs(JOB).joinpath("out").rmdir()
     paths.outputs(JOB).joinpath("out").symlink_to(tmp_path)
     told = run(ours.finish(job_on(paths, "here", outputs=("out/**",))))

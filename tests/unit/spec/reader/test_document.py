@@ -6,18 +6,10 @@ from typing import Any, TypeAlias
 import pytest
 import yaml
 
+from orchestrator.spec.fields.nodes import ListNode, MapNode, ScalarNode, kind_of
 from orchestrator.spec.problems import Problem, SpecError
 from orchestrator.spec.reader import document
-from orchestrator.spec.reader.document import (
-    MAX_DEPTH,
-    MAX_NODES,
-    ListNode,
-    MapNode,
-    Node,
-    ScalarNode,
-    compose,
-    kind_of,
-)
+from orchestrator.spec.reader.document import MAX_DEPTH, MAX_NODES, Node, compose
 from orchestrator.spec.source import MAX_JOB_BYTES
 from tests.support.work import calls
 

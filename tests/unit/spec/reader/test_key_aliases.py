@@ -4,8 +4,9 @@ import pytest
 
 from orchestrator.core.notices import FINDING
 from orchestrator.core.states import JobState
-from orchestrator.spec.job import SpecError, parse_job
+from orchestrator.spec.job import parse_job
 from orchestrator.spec.model import NotifyState
+from orchestrator.spec.problems import SpecError
 from orchestrator.spec.reader import key_aliases as words
 from orchestrator.spec.reader.key_aliases import named_keys, snake
 from orchestrator.spec.reader.reading import all_keys

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.spec.job import JobSpec, LogPolicy, Problem, SpecError, parse_job, to_dict
+from orchestrator.spec.job import parse_job, to_dict
+from orchestrator.spec.model import JobSpec, LogPolicy
+from orchestrator.spec.problems import Problem, SpecError
 
 FILE = """\
 name: digits

@@ -5,7 +5,9 @@ import re
 import pytest
 
 from orchestrator.spec.entrypoint import EntrypointError
-from orchestrator.spec.job import JobSpec, init_text, parse_job
+from orchestrator.spec.job import parse_job
+from orchestrator.spec.model import JobSpec
+from orchestrator.spec.reader.template import init_text
 
 
 def test_the_template_is_the_smallest_job_for_the_script() -> None:

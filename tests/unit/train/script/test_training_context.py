@@ -16,7 +16,8 @@ from orchestrator.checkpoint import StaleAttemptError, UnsupportedStateError
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
 from orchestrator.gpu.recording.recorder import TrainingFile
 from orchestrator.train.script.environment import read_environment
-from orchestrator.train.script.training_context import CheckpointWarning, Context
+from orchestrator.train.script.saving import CheckpointWarning
+from orchestrator.train.script.training_context import Context
 from tests.support.pages import BothSides
 
 
