@@ -27,11 +27,11 @@ from benchmarks.simulate_scale import queue_state
 from orchestrator.api.service import Caller, JobFilter, SubmitRequest
 from orchestrator.core import events as ev
 from orchestrator.core.ids import JobId
+from orchestrator.daemon.daemon import Recovery
 from orchestrator.daemon.loop import Loop
 from orchestrator.daemon.metrics import Metering
 from orchestrator.daemon.nodes.care import LoopNodes
 from orchestrator.daemon.nodes.quarantine import NodeQuarantine
-from orchestrator.daemon.recovery import Recovery
 from orchestrator.daemon.requests.reader import JobReader, LiveFacts
 from orchestrator.daemon.requests.submissions import Submissions
 from orchestrator.daemon.stopping import StopRequest

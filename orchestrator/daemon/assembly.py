@@ -12,20 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.api.server.audit import AuditLog
 from orchestrator.daemon.curves import Curves
-from orchestrator.daemon.daemon import Daemon
-from orchestrator.daemon.diagnosis.finding_watch import FindingWatch, senses_of
+from orchestrator.daemon.daemon import Daemon, Recovery, RuntimeSide
 from orchestrator.daemon.estimates import EstimateRecord, Estimates
-from orchestrator.daemon.gpus.conditions import GpuReserving, known_conditions
-from orchestrator.daemon.gpus.table import GpuTable
-from orchestrator.daemon.gpus.watch import GpuWatch, JobBalances
-from orchestrator.daemon.health import DaemonHealth, Endpoints
+from orchestrator.daemon.findings import FindingWatch, senses_of
+from orchestrator.daemon.gpus import GpuReserving, GpuTable, GpuWatch, JobBalances, known_conditions
+from orchestrator.daemon.health import DaemonHealth, Endpoints, readiness_of
 from orchestrator.daemon.job_reports import JobReports
 from orchestrator.daemon.job_trackers import JobTrackers
 from orchestrator.daemon.jobs.attendance import Attendance
 from orchestrator.daemon.jobs.hangs import HangWatch
 from orchestrator.daemon.jobs.prerequisites import still_needed
-from orchestrator.daemon.jobs.progress import ProgressTable
-from orchestrator.daemon.jobs.progress_intake import ProgressIntake
+from orchestrator.daemon.jobs.progress import ProgressIntake, ProgressTable
 from orchestrator.daemon.jobs.tidying import Tidying
 from orchestrator.daemon.loop import Loop, decided_jobs, live_jobs
 from orchestrator.daemon.metrics import MetricsSource
@@ -34,9 +31,6 @@ from orchestrator.daemon.nodes.care import HeadCare, LoopNodes, NodeCare, NodeHe
 from orchestrator.daemon.nodes.quarantine import NodeQuarantine
 from orchestrator.daemon.nodes.queries import NodeQueries
 from orchestrator.daemon.nodes.warming import ForkServers, IdleWorkers, can_start_more
-from orchestrator.daemon.observers import JobObservers
-from orchestrator.daemon.readiness import readiness_of
-from orchestrator.daemon.recovery import Recovery
 from orchestrator.daemon.requests.actions import JobActions
 from orchestrator.daemon.requests.files import JobSpecs
 from orchestrator.daemon.requests.matrices import BestValues, Matrices
@@ -46,7 +40,6 @@ from orchestrator.daemon.requests.ranks import JobSessions, RankInspection
 from orchestrator.daemon.requests.reader import JobReader, LiveFacts
 from orchestrator.daemon.requests.submissions import Submissions
 from orchestrator.daemon.requests.usage import Usage
-from orchestrator.daemon.runtime_side import RuntimeSide
 from orchestrator.daemon.search.searches import Searches
 from orchestrator.daemon.service import Service
 from orchestrator.daemon.sharing import SharingState, sharing_of
@@ -62,8 +55,8 @@ if TYPE_CHECKING:
     from orchestrator.core.events import Event
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
-    from orchestrator.daemon.background import Background
     from orchestrator.daemon.changes import Changes
+    from orchestrator.daemon.daemon import Background
     from orchestrator.daemon.metrics import Metering
     from orchestrator.daemon.submitting.under_way import SubmissionsUnderWay
     from orchestrator.runtime.cluster.cluster import Cluster
@@ -75,6 +68,59 @@ if TYPE_CHECKING:
     from orchestrator.spec.settings import Settings
     from orchestrator.store.port import Store
     from orchestrator.train.script.progress import ProgressSnapshot
+
+
+class JobObservers:
+    """The loop's listeners. ``watchers`` see each event with the record after it; ``spawn`` runs a background task."""
+
+    def __init__(
+        self,
+        *,
+        changes: Changes,
+        notifier: Notifier,
+        idle_workers: IdleWorkers,
+        intake: ProgressIntake,
+        tidying: Tidying,
+        reports: JobReports,
+        trackers: JobTrackers,
+        searches: Searches,
+        watchers: Sequence[Callable[[Job, Event], None]],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._changes = changes
+        self._notifier = notifier
+        self._idle_workers = idle_workers
+        self._intake = intake
+        self._tidying = tidying
+        self.reports = reports
+        self.trackers = trackers
+        self.searches = searches
+        self._watchers = watchers
+        self._spawn = spawn
+
+    def observed(self, job: Job, event: Event) -> None:
+        """Handle a written event."""
+        for watch in self._watchers:
+            watch(job, event)
+
+    def changed(self, job: Job) -> None:
+        """Handle a changed record."""
+        if job.spec.notify:
+            self._notifier.wake()
+        self._changes.touch(job.id)
+        self._idle_workers.changed(job)
+        self.trackers.changed(job)
+        self.searches.changed(job)
+
+    def ended(self, job: Job) -> None:
+        """Handle a job's end."""
+        self._idle_workers.ended(job.id)
+        self._intake.ended(job.id)
+        self.trackers.ended(job)  # before its secrets go
+        self._tidying.drop_secrets(job.id)
+        self._spawn(self._tidying.after([job.id]))
+        self.reports.ended(job)
+        self.searches.changed(job)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,10 @@ import time
 from typing import TYPE_CHECKING
 
 from orchestrator.daemon.assembly import Ground, Hooks, Parts, Runtime, assemble
-from orchestrator.daemon.background import Background
 from orchestrator.daemon.changes import Changes
+from orchestrator.daemon.daemon import Background
 from orchestrator.daemon.health import Endpoints
-from orchestrator.daemon.jobs.secrets import read_secrets
+from orchestrator.daemon.jobs.tidying import read_secrets
 from orchestrator.daemon.metrics import Metering
 from orchestrator.daemon.stopping import StopRequest
 from orchestrator.daemon.submitting.under_way import SubmissionsUnderWay

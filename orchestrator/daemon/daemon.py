@@ -3,20 +3,182 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.spec.job import prepare
+from orchestrator.store.paging import every_record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 
     from structlog.typing import FilteringBoundLogger
 
-    from orchestrator.daemon.background import Background
-    from orchestrator.daemon.recovery import Recovery
-    from orchestrator.daemon.runtime_side import RuntimeSide
+    from orchestrator.core.events import Event
+    from orchestrator.core.job.record import Job
+    from orchestrator.daemon.jobs.progress import ProgressIntake
+    from orchestrator.daemon.loop import Loop
+    from orchestrator.daemon.nodes.care import NodeCare
+    from orchestrator.daemon.nodes.quarantine import NodeQuarantine
+    from orchestrator.daemon.nodes.warming import ForkServers
     from orchestrator.daemon.stopping import Shutdown, StopRequest
+    from orchestrator.runtime.cluster.cluster import Cluster
+    from orchestrator.runtime.exporters.exporters import Exporters
+    from orchestrator.runtime.gangs.gangs import Gangs
+    from orchestrator.store.port import Store
+
+
+class Recovery:
+    """Restores state. ``history`` are called with each event of live jobs that have had an attempt, and its record.
+
+    Their data (accounts, strikes, annotations) begin with an attempt. Reading the events of jobs that wait takes half a millisecond of processor time each.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        store: Store,
+        *,
+        intake: ProgressIntake,
+        quarantine: NodeQuarantine,
+        history: Sequence[Callable[[Job, Event], object]],
+        log: FilteringBoundLogger,
+    ) -> None:
+        self._loop = loop
+        self._store = store
+        self._intake = intake
+        self._quarantine = quarantine
+        self._history = history
+        self._log = log
+
+    async def run(self) -> None:
+        """Read the live jobs and their data. Nothing here concerns a job that has ended: the daemon does not answer yet."""
+        gc.disable()  # a long queue is read once and stays: collections need not walk it, neither now nor later
+        try:
+            await self._loop.load()
+            gc.freeze()
+        finally:
+            gc.enable()
+        await self._intake.resume()
+        self._quarantine.restore(await self._store.places())
+        for job_id in list(self._loop.jobs.begun):
+            try:
+                async for record, event in every_record(self._store, job_id):
+                    for observe in self._history:
+                        observe(record, event)
+            except Exception:  # an error of one job: the others need the daemon
+                self._log.exception("daemon.history_not_replayed", job=job_id)
+        self._log.info("daemon.loaded", live_jobs=len(self._loop.jobs))
+
+
+class RuntimeSide:
+    """Starts and stops what runs on nodes. ``jobs`` are the live ones."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        gangs: Gangs,
+        exporters: Exporters,
+        nodes: NodeCare,
+        fork_servers: ForkServers,
+        jobs: Callable[[], Collection[Job]],
+    ) -> None:
+        self._jobs = jobs
+        self._cluster = cluster
+        self._gangs = gangs
+        self._exporters = exporters
+        self._nodes = nodes
+        self._fork_servers = fork_servers
+
+    @property
+    def address(self) -> str:
+        """Return the cluster's address."""
+        return self._cluster.address
+
+    async def connect(self) -> None:
+        """Find or start the cluster; its nodes are known, and gangs of no live job ended, on return. Raises ClusterError."""
+        await self._cluster.start()
+        await self._nodes.refresh()
+        await self._gangs.survey(self._jobs())
+
+    async def prepare(self) -> None:
+        """Prepare the machine of an embedded cluster for its first job; on a shared cluster, do nothing."""
+        if self._cluster.site.embedded:
+            await self._fork_servers.warm()
+
+    async def settle(self) -> None:
+        """Start the exporters, then as many idle workers as they took for the first job."""
+        await self._exporters.refresh()
+        await self._cluster.warm()
+
+    async def abandon(self) -> None:
+        """End what a failed start has begun."""
+        await self._gangs.close()
+        await self._cluster.abandon()
+
+    async def detach(self) -> None:
+        """Stop watching gangs; they continue to run."""
+        await self._gangs.close()
+
+    async def stop(self, *, stop_head: bool) -> None:
+        """Disconnect from the cluster."""
+        await self._cluster.stop(stop_head=stop_head)
+
+
+TASKS_END_SECONDS: Final = 10.0
+
+
+class Background:
+    """Starts and ends tasks. ``on_failure`` is called once ``failure`` holds a supervised task's error.
+
+    ``uncancelled`` are tasks that did not end when they were cancelled.
+    """
+
+    def __init__(
+        self,
+        on_failure: Callable[[], None],
+        log: FilteringBoundLogger,
+        *,
+        end_seconds: float = TASKS_END_SECONDS,
+    ) -> None:
+        self._on_failure = on_failure
+        self._log = log
+        self._end_seconds = end_seconds
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.failure: BaseException | None = None
+        self.uncancelled: set[asyncio.Task[Any]] = set()
+
+    def supervise(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
+        """Run a task for the daemon's lifetime."""
+        task: asyncio.Task[Any] = asyncio.create_task(coroutine, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a task that is cancelled with the daemon."""
+        task: asyncio.Task[Any] = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def end(self) -> None:
+        """Cancel every task and wait for them; those that do not end in time are logged and abandoned."""
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            _, self.uncancelled = await asyncio.wait(self._tasks, timeout=self._end_seconds)
+            for task in self.uncancelled:
+                self._log.error("daemon.task_does_not_end", task=task.get_name())
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            self._log.error("daemon.task_failed", task=task.get_name(), exc_info=error)
+            self.failure = error
+            self._on_failure()
 
 
 class Daemon:

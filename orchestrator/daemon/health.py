@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator import __version__
 from orchestrator.api import views as v
 from orchestrator.api.protocol import PROTOCOL_VERSION
 from orchestrator.api.server.gate import user_name
 from orchestrator.core.scheduler.resources import left_on
+from orchestrator.runtime.deadline import within
 from orchestrator.runtime.forkserver.cgroups import memory_group
 from orchestrator.store.errors import damaged_sentence, disk_remedy, disk_sentence
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from orchestrator.daemon.loop import Loop
     from orchestrator.runtime.pools import Pools
@@ -118,3 +120,59 @@ class DaemonHealth:
             problems=(*self.problems(), *self._disk(), *map(damaged_sentence, self.damaged)),
             memory_limits=self._memory_limits,
         )
+
+
+PART_SECONDS: Final = 2.0
+FRESH_SECONDS: Final = 1.0
+"""Time for which an answer is cached: any process of the machine may request it, at any rate."""
+
+
+class Readiness:
+    """Readiness. ``known`` returns recorded problems; ``parts`` are named calls that return if the part works."""
+
+    def __init__(
+        self,
+        known: Callable[[], Sequence[str]],
+        parts: Mapping[str, Callable[[], Awaitable[Any]]],
+        *,
+        part_seconds: float = PART_SECONDS,
+        fresh_seconds: float = FRESH_SECONDS,
+    ) -> None:
+        self._part_seconds = part_seconds
+        self._fresh_seconds = fresh_seconds
+        self._known = known
+        self._parts = parts
+        self._asking: asyncio.Task[list[str]] | None = None
+        self._asked_at = float("-inf")
+
+    async def problems(self) -> list[str]:
+        """Return why no job can be accepted and placed now; nothing where one can."""
+        if self._asking is None or (self._asking.done() and time.monotonic() - self._asked_at > self._fresh_seconds):
+            self._asked_at = time.monotonic()
+            self._asking = asyncio.create_task(self._probe(), name="readiness")
+        return [*self._known(), *await asyncio.shield(self._asking)]
+
+    async def _probe(self) -> list[str]:
+        found = await asyncio.gather(*(self._one(name, part) for name, part in self._parts.items()))
+        return [problem for problem in found if problem]
+
+    async def _one(self, name: str, part: Callable[[], Awaitable[Any]]) -> str:
+        try:
+            await within(self._part_seconds, part())
+        except TimeoutError:
+            return f"{name} gives no answer within {self._part_seconds:g} s"
+        except Exception as error:
+            return f"{name} does not work: {error}"
+        return ""
+
+
+def readiness_of(
+    known: Callable[[], Sequence[str]], store: Callable[[], Awaitable[Any]], loop: Callable[[], Awaitable[Any]]
+) -> Readiness:
+    """Return the daemon's readiness: its store, its loop, and the general thread pool."""
+    parts: dict[str, Callable[[], Awaitable[Any]]] = {
+        "the store": store,
+        "the loop that decides": loop,
+        "the pool of threads": lambda: asyncio.to_thread(time.monotonic),
+    }
+    return Readiness(known, parts)

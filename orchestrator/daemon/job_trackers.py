@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from orchestrator.analysis.trackers import journal
 from orchestrator.analysis.trackers.names import NETWORK, settings_of
 from orchestrator.core.states import JobState
-from orchestrator.daemon.jobs.secrets import read_secrets
+from orchestrator.daemon.jobs.tidying import read_secrets
 from orchestrator.store.port import JobFilter
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.facts.findings import Finding
 from orchestrator.core.goodput import GoodputLedger, Phase
 from orchestrator.core.states import JobState
-from orchestrator.daemon.gpus.conditions import known_conditions
+from orchestrator.daemon.gpus import known_conditions
 from orchestrator.daemon.nodes.queries import gpu_states
 from orchestrator.spec.model import JobSpec
 from orchestrator.telemetry.collectors import (
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     from orchestrator.core.cluster import Node
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
-    from orchestrator.daemon.gpus.watch import JobBalances
+    from orchestrator.daemon.gpus import JobBalances
+    from orchestrator.daemon.health import Readiness
     from orchestrator.daemon.jobs.hangs import HangWatch
     from orchestrator.daemon.jobs.progress import JobProgress, ProgressTable
     from orchestrator.daemon.loop import Loop
     from orchestrator.daemon.nodes.quarantine import NodeQuarantine
-    from orchestrator.daemon.readiness import Readiness
     from orchestrator.gpu.load import Balance
     from orchestrator.runtime.cluster.nodes import NodeRegistry
     from orchestrator.runtime.exporters.exporters import Exporters

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from fastapi import FastAPI, Query, Request
+from fastapi import FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
+from pydantic import Field, StringConstraints
 from starlette.exceptions import HTTPException
 
 from orchestrator import __version__
@@ -22,17 +24,42 @@ from orchestrator.api.errors import (
     BadRequestError,
     DaemonStoppingError,
     InternalError,
+    MediaTypeError,
     MethodNotAllowedError,
     NotFoundError,
     NotPermittedError,
     OrchError,
     RefusedError,
 )
+from orchestrator.api.files import FileDigest, FileList, MissingPieces
+from orchestrator.api.matrix_views import MatrixView
 from orchestrator.api.page_links import PageLinkView
-from orchestrator.api.protocol import API_PREFIX, MAX_NUMBER, MAX_PAGE, MAX_SEQUENCE, MAX_WAIT_SECONDS, PAGE
+from orchestrator.api.protocol import (
+    API_PREFIX,
+    LOG_END_KEY,
+    LOG_ERROR_KEY,
+    MAX_NUMBER,
+    MAX_PAGE,
+    MAX_SEQUENCE,
+    MAX_WAIT_SECONDS,
+    PAGE,
+    STREAM_HEARTBEAT_SECONDS,
+)
+from orchestrator.api.queue_views import (
+    MOST_LABELS,
+    NodeChange,
+    OutlookView,
+    QueueChange,
+    QueueShares,
+    QueueView,
+    ReservationRequest,
+)
 from orchestrator.api.server.audit import audited
 from orchestrator.api.server.bodies import (
+    ActionBody,  # FastAPI reads the annotations when it runs
+    Body,
     EmptyBody,
+    MissingPiecesBody,
     ProblemDocument,
     ProfileBody,
     PruneBody,
@@ -42,17 +69,22 @@ from orchestrator.api.server.bodies import (
     SubmitBody,
     bad_request,
 )
-from orchestrator.api.server.file_routes import add_file_routes, add_upload_routes
 from orchestrator.api.server.gate import FAILED, STOPPING, Gate, GatePolicy
-from orchestrator.api.server.matrix_routes import add_matrix_routes
-from orchestrator.api.server.ownership import ID_PATTERN, Ref, caller_of, own_job_view
-from orchestrator.api.server.queue_routes import NodeRef, add_node_routes, add_queue_routes
+from orchestrator.api.server.ownership import ID_PATTERN, Ref, caller_of, check_own, own_job_view
 from orchestrator.api.server.session_routes import add_session_routes
-from orchestrator.api.server.streams import log_stream, until_closing
-from orchestrator.api.server.usage_routes import LATEST, add_usage_routes
-from orchestrator.api.service import Caller, JobFilter, JobService, LogQuery, NodeVerb
+from orchestrator.api.service import (
+    Caller,
+    JobFilter,
+    JobService,
+    LogQuery,
+    NodeVerb,
+    UsageQuery,
+    Verb,
+)
 from orchestrator.api.spec_views import SpecDiff, SpecView
+from orchestrator.api.usage_views import EstimateQualityView, UsageReport
 from orchestrator.api.views import (
+    ActionReply,
     AuditList,
     ChangeReply,
     CheckpointList,
@@ -74,11 +106,316 @@ from orchestrator.api.views import (
 )
 from orchestrator.core.ids import JobId
 from orchestrator.core.states import JobState
+from orchestrator.spec.fields.rules import LABEL_PATTERN
+from orchestrator.spec.queues import MOST_GPUS, MOST_WEIGHT
 from orchestrator.store.errors import StoreClosedError
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+
+    from starlette.requests import Request
+
+    from orchestrator.api.files import FileContent, FileReader
     from orchestrator.api.page_links import PageLinks
     from orchestrator.api.server.audit import AuditLog
+    from orchestrator.api.service import Caller, JobService
+    from orchestrator.api.view import View
+    from orchestrator.api.views import LogLine
+
+Result = TypeVar("Result")
+
+
+async def until_closing(work: Coroutine[Any, Any, Result], closing: asyncio.Event, request: Request) -> Result:
+    """Return the result of ``work``. Raises DaemonStoppingError if the daemon stops or the client disconnects first."""
+    task = asyncio.ensure_future(work)
+    others = [asyncio.ensure_future(closing.wait()), asyncio.ensure_future(_disconnect(request))]
+    try:
+        await asyncio.wait([task, *others], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise DaemonStoppingError("the daemon is stopping")
+        return task.result()
+    finally:
+        await _cancel(task, *others)
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def log_stream(
+    batches: AsyncGenerator[Sequence[LogLine], None],
+    closing: asyncio.Event,
+    heartbeat_seconds: float = STREAM_HEARTBEAT_SECONDS,
+) -> AsyncGenerator[bytes, None]:
+    """Yield the lines as JSON lines; empty lines while there is nothing new; a last line that marks completeness.
+
+    When the daemon stops, the stream ends without that last line, and the client repeats the request later.
+    """
+    stopped: asyncio.Future[Any] = asyncio.ensure_future(closing.wait())
+    following: asyncio.Future[Any] = asyncio.ensure_future(anext(batches))
+    try:
+        async with aclosing(batches):
+            try:
+                while not stopped.done():
+                    done, _ = await asyncio.wait(
+                        [following, stopped], timeout=heartbeat_seconds, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    if following in done:
+                        yield b"".join(_line(line.to_json()) for line in following.result())
+                        following = asyncio.ensure_future(anext(batches))
+                    elif not done:
+                        yield b"\n"
+            except StopAsyncIteration:
+                yield _line({LOG_END_KEY: "complete"})
+            except OrchError as error:
+                yield _line({LOG_ERROR_KEY: error.to_json()})
+            finally:
+                await _cancel(following)  # a generator cannot be closed while it runs
+    finally:
+        with suppress(asyncio.CancelledError):
+            await _cancel(stopped)
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    return (
+        json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n"
+    )
+
+
+FilePath = Annotated[str, Query(min_length=1, max_length=4096)]
+Sha256 = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="The SHA-256 of the piece")]
+MAX_OFFSET = 2**53
+
+
+def add_file_routes(app: FastAPI, service: JobService, answer: Callable[[View], Response]) -> None:
+    """Add the three routes of a job's files."""
+
+    async def files_of(ref: str, request: Request) -> FileReader:
+        job = await own_job_view(service, ref, caller_of(request), "read files of")
+        return await service.job_files(JobId(job.id))
+
+    @app.get(f"{API_PREFIX}/jobs/{{ref}}/files", response_model=FileList)
+    async def files(
+        ref: Ref,
+        request: Request,
+        pattern: Annotated[list[Annotated[str, Query(max_length=1024)]] | None, Query(max_length=100)] = None,
+    ) -> Response:
+        """Return the list of outputs and checkpoints of a job of the caller."""
+        return answer(await (await files_of(ref, request)).find(pattern or []))
+
+    @app.get(f"{API_PREFIX}/jobs/{{ref}}/files/digest", response_model=FileDigest)
+    async def digest(ref: Ref, request: Request, path: FilePath) -> Response:
+        """Return the size and SHA-256 of one file."""
+        return answer(await (await files_of(ref, request)).digest(path))
+
+    @app.get(
+        f"{API_PREFIX}/jobs/{{ref}}/files/content",
+        response_class=StreamingResponse,
+        responses={200: {"description": "Its bytes", "content": {"application/octet-stream": {}}}},
+    )
+    async def content(
+        ref: Ref, request: Request, path: FilePath, offset: Annotated[int, Query(ge=0, le=MAX_OFFSET)] = 0
+    ) -> StreamingResponse:
+        """Stream the bytes of one file, from `offset` on."""
+        found = await (await files_of(ref, request)).open(path)
+        return StreamingResponse(_pieces(found, offset), media_type="application/octet-stream")
+
+
+async def _pieces(content: FileContent, offset: int) -> AsyncGenerator[bytes, None]:
+    try:
+        while piece := await content.read(offset):
+            yield piece
+            offset += len(piece)
+    finally:
+        content.close()
+
+
+def add_upload_routes(app: FastAPI, service: JobService, answer: Callable[[View], Response]) -> None:
+    """Add the routes by which remote submitters upload working directories: missing pieces, and one piece."""
+
+    @app.post(f"{API_PREFIX}/pieces", response_model=MissingPieces)
+    async def missing(body: MissingPiecesBody, request: Request) -> Response:
+        """Return the pieces that must be sent; the others are kept for a day."""
+        found = await service.missing_pieces(tuple(body.digests), body.size_bytes, caller_of(request))
+        return answer(MissingPieces(missing=tuple(found)))
+
+    @app.post(
+        f"{API_PREFIX}/pieces/{{digest}}",
+        status_code=204,
+        openapi_extra={"requestBody": {"content": {"application/octet-stream": {}}, "required": True}},
+    )
+    async def put(digest: Sha256, request: Request) -> Response:
+        """Keep a piece; it is refused if its content has another SHA-256."""
+        if request.headers.get("content-type") != "application/octet-stream":
+            raise MediaTypeError("a piece is sent as application/octet-stream")
+        await service.put_piece(digest, await request.body(), caller_of(request))
+        return Response(status_code=204)
+
+
+def add_matrix_routes(
+    app: FastAPI,
+    service: JobService,
+    own_job: Callable[[JobService, str, Request, str], Awaitable[tuple[JobId, Caller]]],
+    answer: Callable[[View], Response],
+) -> None:
+    """Add the routes; ``own_job`` returns the job's id if the caller may act on the job, else it raises."""
+
+    @app.get(f"{API_PREFIX}/matrices/{{ref}}", response_model=MatrixView)
+    async def matrix(ref: Ref, request: Request) -> Response:
+        """Return a matrix, with the state of each of its jobs."""
+        found = await service.find_matrix(ref, caller_of(request))
+        if found is None:
+            raise NotFoundError(f"there is no matrix {ref!r}", hint="`orch matrix` lists the matrices")
+        return answer(await service.matrix(found))
+
+    @app.post(f"{API_PREFIX}/jobs/{{ref}}/{{verb}}", response_model=ActionReply)
+    async def act(ref: Ref, verb: Verb, body: ActionBody, request: Request) -> Response:
+        """Cancel, pause, resume, hold, release, rerun or update a job of the caller, or a matrix."""
+        details = body.request(verb)
+        found = await service.find_matrix(ref, caller_of(request))
+        if found is None:
+            job_id, caller = await own_job(service, ref, request, verb)
+            if details.force and not caller.is_owner:
+                raise NotPermittedError(
+                    f"only the daemon's owner may cancel by force; you are {caller.user}",
+                    hint=f"`orch cancel {job_id}` gives it time to save; ask the owner where that does not end it",
+                )
+            reply = await service.act(job_id, details, caller)
+            record = audited(request)
+            said = f"{reply.job_id} {reply.message}" if reply.job_id != job_id else reply.message
+            record.detail = f"by force: {said}" if details.force else said
+            return answer(reply)
+        audited(request).job = found
+        if details.force:
+            raise BadRequestError(
+                f"{found} is a matrix", hint="name the job that does not end: `orch cancel --force JOB`"
+            )
+        caller, whole = caller_of(request), await service.matrix(found)
+        check_own(caller, verb, found, whole.user, whole.uid)
+        return answer(await service.act_on_matrix(found, details, caller))
+
+
+MOST_REFERENCE = 200
+MOST_VALUE = 255
+MOST_TIME = 253_402_300_799.0  # the year 9999
+MOST_SECONDS = 366 * 86400.0
+NAME_PATTERN = r"^[a-z0-9](?:[a-z0-9-]{0,48}[a-z0-9])?$"
+
+
+class QueueBody(Body):
+    """Changes of a queue; a value that is left out stays."""
+
+    guaranteed: int | None = Field(default=None, ge=0, le=MOST_GPUS)
+    maximum: int | None = Field(default=None, ge=0, le=MOST_GPUS)
+    unbounded: bool = False
+    weight: float | None = Field(default=None, gt=0, le=MOST_WEIGHT)
+    parent: str | None = Field(default=None, pattern=r"^(?:[a-z0-9](?:[a-z0-9-]{0,48}[a-z0-9])?)?$")
+
+    def request(self) -> QueueChange:
+        """Return the service's record."""
+        return QueueChange(
+            guaranteed=self.guaranteed,
+            maximum=self.maximum,
+            unbounded=self.unbounded,
+            weight=self.weight,
+            parent=self.parent,
+        )
+
+
+NodeRef = Annotated[str, Path(pattern=ID_PATTERN, description="A node's id or name")]
+LabelKey = Annotated[str, StringConstraints(pattern=f"^{LABEL_PATTERN}$")]
+LabelValue = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=MOST_VALUE)]
+
+
+class ReservationBody(Body):
+    """Reservation of a node: its start in Unix time, and its length in seconds."""
+
+    start: float = Field(ge=0, le=MOST_TIME, allow_inf_nan=False)
+    seconds: float = Field(gt=0, le=MOST_SECONDS, allow_inf_nan=False)
+    reason: LabelValue = ""
+
+
+class NodeBody(Body):
+    """Changes of a node; a label of null is removed."""
+
+    labels: dict[LabelKey, LabelValue | None] = Field(default_factory=dict, max_length=MOST_LABELS)
+    reserve: ReservationBody | None = None
+    unreserve: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]{0,20}$")] | None = None
+
+    def request(self) -> NodeChange:
+        """Return the service's record."""
+        asked = self.reserve
+        reserve = (
+            None if asked is None else ReservationRequest(start=asked.start, seconds=asked.seconds, reason=asked.reason)
+        )
+        return NodeChange(labels=self.labels, reserve=reserve, unreserve=self.unreserve)
+
+
+def add_node_routes(
+    app: FastAPI, service: JobService, owner: Callable[[Request, str], Caller], answer: Callable[[View], Response]
+) -> None:
+    """Add the routes; ``owner`` as in ``add_queue_routes``."""
+
+    @app.post(f"{API_PREFIX}/nodes/{{node}}", response_model=NodeActionReply)
+    async def change_node(node: NodeRef, body: NodeBody, request: Request) -> Response:
+        """Change labels and reservations of a node."""
+        caller = owner(request, "change a node")
+        return answer(await service.change_node(node, body.request(), caller))
+
+
+def add_queue_routes(
+    app: FastAPI, service: JobService, owner: Callable[[Request, str], Caller], answer: Callable[[View], Response]
+) -> None:
+    """Add the routes; ``owner`` returns the caller if it is the daemon's owner, else it raises."""
+
+    @app.get(f"{API_PREFIX}/queues", response_model=QueueShares)
+    async def queues() -> Response:
+        """Return the order of waiting jobs, and the shares of queues and users."""
+        return answer(await service.queue_shares())
+
+    @app.get(f"{API_PREFIX}/outlook", response_model=OutlookView)
+    async def outlook(request: Request, job: Annotated[str, Query(max_length=MOST_REFERENCE)] = "") -> Response:
+        """Return when a job is expected to start and why; without ``job``, the starts of the queue's first jobs."""
+        return answer(await service.outlook(await service.resolve(job, caller_of(request)) if job else None))
+
+    @app.post(f"{API_PREFIX}/queues/{{name}}", response_model=QueueView)
+    async def set_queue(
+        name: Annotated[str, Path(pattern=NAME_PATTERN)], body: QueueBody, request: Request
+    ) -> Response:
+        """Change or create a queue."""
+        caller = owner(request, "change a queue")
+        return answer(await service.set_queue(name, body.request(), caller))
+
+
+LATEST = 1e11
+Moment = Annotated[float | None, Query(ge=0, le=LATEST, allow_inf_nan=False)]
+
+
+def add_usage_routes(app: FastAPI, service: JobService, answer: Callable[[View], Response]) -> None:
+    """Add the routes."""
+
+    @app.get(f"{API_PREFIX}/usage", response_model=UsageReport)
+    async def usage(
+        by: Annotated[list[Annotated[str, Query(max_length=80)]] | None, Query(max_length=8)] = None,
+        since: Moment = None,
+        until: Moment = None,
+        price: Annotated[float | None, Query(ge=0, le=1e9, allow_inf_nan=False)] = None,
+    ) -> Response:
+        """Return GPU hours by phase, waiting, energy and cost between two times, by `user`, `queue` or `label:KEY`."""
+        query = UsageQuery(by=tuple(by or ("user",)), since=since, until=until, price=price)
+        return answer(await service.usage(query))
+
+    @app.get(f"{API_PREFIX}/estimates", response_model=EstimateQualityView)
+    async def estimates() -> Response:
+        """Return how often the intervals of estimates of time left contained the actual time."""
+        return answer(await service.estimate_quality())
 
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {

@@ -26,7 +26,7 @@ from orchestrator.api.errors import BadRequestError, RefusedError
 from orchestrator.api.protocol import BODY_SECONDS
 from orchestrator.api.server.acceptor import Acceptor
 from orchestrator.api.server.gate import LOOPBACK_NAMES, Peer, framed
-from orchestrator.api.server.web_sockets import MAX_MESSAGE_BYTES, WebSocketSession
+from orchestrator.api.server.session_routes import MAX_MESSAGE_BYTES, WebSocketSession
 from orchestrator.api.transport.peer import credentials
 
 if TYPE_CHECKING:

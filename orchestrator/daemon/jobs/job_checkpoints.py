@@ -9,7 +9,7 @@ from orchestrator.api.errors import BadRequestError
 from orchestrator.checkpoint.external.external_checkpoints import ExternalCheckpoints
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
 from orchestrator.checkpoint.storage.info import CheckpointStatus, Retention, best_by_score
-from orchestrator.daemon.jobs.secrets import read_secrets
+from orchestrator.daemon.jobs.tidying import read_secrets
 from orchestrator.runtime.gangs.launch_spec import checkpoint_dir, store_environ, watch_settings
 
 if TYPE_CHECKING:

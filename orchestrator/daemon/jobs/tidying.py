@@ -1,4 +1,4 @@
-"""Removes what an ended job leaves outside its directory: its secrets, progress pages, snapshots and lock files.
+"""The file of a job's secrets, and the removal of what an ended job leaves outside its directory: secrets, progress pages, snapshots, lock files.
 
 The store records with a job's end that it must be tidied, until nothing is left: the next daemon removes what a killed
 one left, once it answers, secrets first. What a job left delays or fails nothing else. This module decides nothing about a
@@ -8,17 +8,19 @@ job.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from typing import TYPE_CHECKING
 
 from orchestrator import trees
+from orchestrator.private_files import make_private, open_private
 from orchestrator.runtime.nodes.directories import node_directory, page_directory, remove_of_jobs
 from orchestrator.runtime.spawn.rank_locks import remove_locks
 from orchestrator.store.errors import StoreError
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
     from structlog.typing import FilteringBoundLogger
@@ -27,6 +29,29 @@ if TYPE_CHECKING:
     from orchestrator.runtime.pools import Pool
     from orchestrator.spec.paths import Paths
     from orchestrator.store.port import Store
+
+
+def write_secrets(paths: Paths, job_id: str, values: Mapping[str, str]) -> None:
+    """Write a job's secrets; a job without any has no file."""
+    if not values:
+        return
+    path = paths.secrets(job_id)
+    make_private(path.parent)
+    handle = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        os.write(handle, json.dumps(dict(values)).encode())
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_secrets(paths: Paths, job_id: str) -> dict[str, str]:
+    """Read a job's secrets; empty when it has none, or has ended."""
+    try:
+        values: dict[str, str] = json.loads(paths.secrets(job_id).read_bytes())
+    except FileNotFoundError:
+        return {}
+    return values
 
 
 class Tidying:

@@ -12,7 +12,7 @@ from orchestrator.core.scheduler.durations import RunTimes
 from orchestrator.core.scheduler.placement import closure_of
 from orchestrator.core.scheduler.reservations import nodes_at
 from orchestrator.core.scheduler.resources import left_on
-from orchestrator.daemon.gpus.conditions import known_conditions
+from orchestrator.daemon.gpus import known_conditions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import stat
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.api.errors import RefusedError
+from orchestrator.api.errors import OrchError, RefusedError, error_from_json
 from orchestrator.durable_files import sync_directory
 from orchestrator.private_files import NotPrivateError, make_private
 from orchestrator.store.disk import trouble_of
@@ -126,3 +127,28 @@ def _tighten(path: Path) -> None:
     mode = _mode(path)
     if mode & OTHERS and path.lstat().st_uid == os.geteuid():
         path.chmod(mode & ~OTHERS)
+
+
+MAX_FAILURE_BYTES = 64 * 1024
+
+
+def write_failure(paths: Paths, error: OrchError) -> None:
+    """Record why this process ends, in a file that `orch up` shows before the log. A failure is ignored: the log has the error too."""
+    temporary = paths.daemon_failure.with_suffix(".tmp")
+    with contextlib.suppress(OSError):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        with os.fdopen(os.open(temporary, flags, 0o600), "w", encoding="utf-8") as file:
+            json.dump({"pid": os.getpid(), "problem": error.to_json()}, file)
+        temporary.replace(paths.daemon_failure)
+
+
+def read_failure(paths: Paths, pid: int) -> OrchError | None:
+    """Return the error that ended process ``pid``; None where it recorded none."""
+    try:
+        with paths.daemon_failure.open(encoding="utf-8") as file:
+            noted = json.loads(file.read(MAX_FAILURE_BYTES))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(noted, dict) or noted.get("pid") != pid or not isinstance(noted.get("problem"), dict):
+        return None
+    return error_from_json(noted["problem"])

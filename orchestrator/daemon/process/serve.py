@@ -11,7 +11,13 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.api.errors import DaemonFrozenError, InternalError, OrchError, RefusedError
+from orchestrator.api.errors import (
+    BadRequestError,
+    DaemonFrozenError,
+    InternalError,
+    OrchError,
+    RefusedError,
+)
 from orchestrator.api.server.app import create_control_app
 from orchestrator.api.server.control_socket import bind_control_socket
 from orchestrator.api.server.gate import GatePolicy
@@ -26,8 +32,7 @@ from orchestrator.api.server.listeners import (
 from orchestrator.api.server.read_app import create_read_app, read_policy
 from orchestrator.api.transport.peer import is_stopped
 from orchestrator.daemon.bootstrap import build
-from orchestrator.daemon.process import failure
-from orchestrator.daemon.process.home import prepare_home
+from orchestrator.daemon.process.home import prepare_home, write_failure
 from orchestrator.daemon.process.preflight import bind_read, check_options, place_of
 from orchestrator.daemon.start_reserve import release_start_reserve
 from orchestrator.private_files import PRIVATE_UMASK
@@ -35,6 +40,7 @@ from orchestrator.runtime.cluster.connection import disarm_abort
 from orchestrator.runtime.cluster.head import ClusterError
 from orchestrator.runtime.own_thread import WatchedExecutor, calls_under_way
 from orchestrator.spec.paths import PageFiles
+from orchestrator.spec.settings import Settings, SettingsError
 from orchestrator.store.errors import StoreError, StoreInUseError
 from orchestrator.telemetry.local_prometheus import LocalPrometheus, LocalPrometheusError
 from orchestrator.telemetry.logging import configure_logging
@@ -49,11 +55,21 @@ from orchestrator.web.serving import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from orchestrator.api.launch import ServeOptions
     from orchestrator.api.page_links import PageLinks
     from orchestrator.api.server.control_socket import ControlSocket
     from orchestrator.daemon.assembly import Parts
-    from orchestrator.spec.settings import Settings
+
+
+def load_settings(environ: Mapping[str, str]) -> Settings:
+    """Read the settings. Raises BadRequestError with every invalid variable."""
+    try:
+        return Settings.from_environ(environ)
+    except SettingsError as error:
+        raise BadRequestError(str(error), hint="unset the variable, or give it a value of that form") from error
+
 
 CALLS_SECONDS: Final = 5.0
 """Time that calls in threads may take to return once the daemon has closed everything."""
@@ -66,10 +82,10 @@ def serve(settings: Settings, options: ServeOptions) -> int:
     try:
         _run(settings, options)
     except OrchError as error:
-        failure.write(settings.paths, error)
+        write_failure(settings.paths, error)
         raise
     except Exception as error:
-        failure.write(settings.paths, InternalError(f"{type(error).__name__}: {error}"))
+        write_failure(settings.paths, InternalError(f"{type(error).__name__}: {error}"))
         raise
     return 0
 

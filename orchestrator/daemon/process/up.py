@@ -23,8 +23,7 @@ from orchestrator.api.errors import (
 from orchestrator.api.launch import UpReply, serve_arguments
 from orchestrator.api.transport.endpoint import Endpoint
 from orchestrator.api.transport.peer import is_stopped
-from orchestrator.daemon.process import failure
-from orchestrator.daemon.process.home import prepare_home, refuse_unwritable
+from orchestrator.daemon.process.home import prepare_home, read_failure, refuse_unwritable
 from orchestrator.daemon.process.preflight import check_options, check_ports
 from orchestrator.private_files import open_private
 from orchestrator.runtime.cluster.head import START_TRIES, start_seconds
@@ -145,7 +144,7 @@ class _Start:
 
     def _failed(self, process: subprocess.Popen[bytes]) -> RefusedError:
         """Return the error: the reason first; the log only where the reason is unknown, or a bug."""
-        error = failure.read(self._settings.paths, process.pid)
+        error = read_failure(self._settings.paths, process.pid)
         hint = "`orch doctor` looks further"
         if error is None:
             return RefusedError(

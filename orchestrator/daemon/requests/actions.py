@@ -11,7 +11,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.facts.requesters import ByHold, ByUser
 from orchestrator.core.lifecycle.advance import FORCE_SECONDS, request_force, request_resume, request_stop
 from orchestrator.core.states import JobState, StopPurpose
-from orchestrator.daemon.jobs.secrets import read_secrets
+from orchestrator.daemon.jobs.tidying import read_secrets
 from orchestrator.daemon.requests.submissions import disk_error
 from orchestrator.daemon.sharing import check_priority, check_queue
 from orchestrator.daemon.submitting.submission import prepare_rerun, spec_of_rerun

@@ -16,9 +16,8 @@ from orchestrator.api.protocol import PAGE
 from orchestrator.api.server.ownership import check_own
 from orchestrator.checkpoint.errors import CheckpointError
 from orchestrator.daemon.jobs import job_checkpoints as saved
-from orchestrator.daemon.jobs.event_views import event_view
 from orchestrator.daemon.jobs.log_stream import LogStream
-from orchestrator.daemon.jobs.views import job_view
+from orchestrator.daemon.jobs.views import event_view, job_view
 from orchestrator.runtime.gangs.launch_spec import checkpoint_dir
 from orchestrator.store import errors as store_errors
 from orchestrator.store.port import JobFilter as StoreFilter

@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from orchestrator.api import views as v
 from orchestrator.api.errors import DiskFailedError, DiskFullError, OrchError, RefusedError
 from orchestrator.api.matrix_views import CombinationView
+from orchestrator.core.scheduler.conditions import check, hindrance
 from orchestrator.core.scheduler.outlook import outlook_of
-from orchestrator.core.scheduler.scheduler import State
+from orchestrator.core.scheduler.placement import capacity, place
+from orchestrator.core.scheduler.reservations import closed_to, nodes_at
+from orchestrator.core.scheduler.resources import free_on
+from orchestrator.core.scheduler.scheduler import State, reserved_for, shares_of, waiting_order
+from orchestrator.core.states import JobState
 from orchestrator.daemon.jobs import workdir_archive as snapshot
-from orchestrator.daemon.jobs.event_views import left_out_notes, left_out_view
 from orchestrator.daemon.jobs.interpreter import torch_notes
 from orchestrator.daemon.jobs.prerequisites import own_name_by_id, prerequisite_states, resolve
-from orchestrator.daemon.requests.placement import placement
+from orchestrator.daemon.jobs.views import left_out_notes, left_out_view
 from orchestrator.daemon.search.files import SearchFiles, plan_of
 from orchestrator.daemon.sharing import QueueLimits, check_queue
 from orchestrator.daemon.submitting import checking, submission
@@ -26,6 +30,7 @@ from orchestrator.daemon.submitting.uploads import Uploads
 from orchestrator.store import errors as store_errors
 from orchestrator.store.disk import trouble_of
 from orchestrator.store.port import DiskTrouble
+from orchestrator.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -40,6 +45,45 @@ if TYPE_CHECKING:
     from orchestrator.spec.model import JobSpec
     from orchestrator.spec.settings import Settings
     from orchestrator.store.port import Store
+
+
+def placement(asked: Job, state: State, now: float) -> dict[str, Any]:
+    """Return fields of ``api.views.PlanReply`` for a job that can fit, beside the live ones of ``state``."""
+    nodes = state.nodes
+    blocked = hindrance(asked, state.jobs, state.ended)
+    if blocked is not None:
+        return {"starts": "later", "reason": blocked.sentence(), "num_workers": asked.num_workers}
+    held = check([asked], (), state.jobs, state.ended, now).waiting.get(asked.id)
+    if held is not None:
+        return {"starts": "later", "reason": held.sentence(), "num_workers": asked.num_workers}
+    if asked.state is JobState.SUSPENDED:
+        return {"starts": "later", "reason": "held until `orch release`", "num_workers": asked.num_workers}
+    order = waiting_order(replace(state, jobs={**state.jobs, asked.id: asked}), now)
+    ahead = order[: next(place for place, job in enumerate(order) if job.id == asked.id)]
+    shares = shares_of(state, now)
+    limit = shares.hindrance(asked)
+    if limit is not None:
+        return {"starts": "later", "reason": limit.sentence(), "num_workers": asked.num_workers}
+    worker = asked.spec.resources.resources_per_worker
+    nodes = nodes_at(nodes, now, state.past.run_times)
+    kept = reserved_for(asked, nodes, closed_to(asked, nodes))
+    free = free_on(nodes.values(), state.jobs.values())
+    placed = None if ahead else place(asked, free, nodes)
+    most = shares.most_ranks(asked)
+    if placed is not None and most > len(placed):
+        placed = place(asked, free, nodes, ranks=min(most, capacity(asked, free, nodes)))
+    ranks = asked.num_workers if placed is None else len(placed)
+    common = {"num_workers": ranks, "ahead": tuple(j.id for j in ahead)}
+    if placed is None:
+        reason = f"behind {plural(len(ahead), 'queued job')}" if ahead else "its GPUs and CPUs are in use"
+        reason = "; ".join(each.sentence() for each in kept) if kept and not ahead else reason
+        return {"starts": "later", "reason": reason, **common}
+    seats = tuple(
+        v.SeatPlan(rank=rank, node=nodes[node].name, gpus=worker.gpu, cpus=worker.cpu)
+        for rank, node in enumerate(placed)
+    )
+    return {"starts": "now", "reason": "there is room", "seats": seats, **common}
+
 
 READY_SECONDS: Final = 120.0  # less than the client waits; Ray's head takes a minute to start on a busy machine
 

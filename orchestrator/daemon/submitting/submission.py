@@ -21,7 +21,7 @@ from orchestrator.core.scheduler.placement import could_ever_fit, missing_nodes,
 from orchestrator.core.scheduler.resources import rank_size
 from orchestrator.core.stored import spec_bytes
 from orchestrator.daemon.jobs import workdir_archive as snapshot
-from orchestrator.daemon.jobs.secrets import write_secrets
+from orchestrator.daemon.jobs.tidying import write_secrets
 from orchestrator.daemon.submitting.checking import Checked
 from orchestrator.durable_files import sync_directory, sync_tree
 from orchestrator.private_files import make_private

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from orchestrator.daemon.background import Background
+from orchestrator.daemon.daemon import Background
 from tests.unit.daemon.parts import LOG
 
 

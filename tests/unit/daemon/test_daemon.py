@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.daemon.background import Background
-from orchestrator.daemon.daemon import Daemon
+from orchestrator.daemon.daemon import Background, Daemon
 from orchestrator.daemon.stopping import StopRequest
 from tests.unit.daemon.parts import LOG
 

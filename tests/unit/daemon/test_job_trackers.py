@@ -15,7 +15,7 @@ import structlog
 
 from orchestrator.core.states import JobState
 from orchestrator.daemon.job_trackers import JobTrackers
-from orchestrator.daemon.jobs.secrets import write_secrets
+from orchestrator.daemon.jobs.tidying import write_secrets
 from orchestrator.spec.job import parse_job
 from orchestrator.spec.model import JobSpec
 from orchestrator.spec.paths import Paths

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.daemon.health import DaemonHealth, Endpoints
-from orchestrator.daemon.readiness import Readiness
+from orchestrator.daemon.health import DaemonHealth, Endpoints, Readiness
 from orchestrator.runtime.pools import Pools
 from orchestrator.store.disk import MIN_FREE_BYTES
 from orchestrator.store.errors import disk_sentence

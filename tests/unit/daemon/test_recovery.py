@@ -7,8 +7,8 @@ import gc
 from typing import Any
 
 from orchestrator.core.lifecycle.fold import Change, fold
+from orchestrator.daemon.daemon import Recovery
 from orchestrator.daemon.nodes.quarantine import NodeQuarantine
-from orchestrator.daemon.recovery import Recovery
 from orchestrator.store.memory import MemoryStore
 from orchestrator.store.port import StoredPlace
 from tests.unit.core.builders import make_spec, started, submission

@@ -14,11 +14,9 @@ from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.notices import notices_of
 from orchestrator.core.states import FailureClass
 from orchestrator.core.stored import job_from_dict, job_to_dict
-from orchestrator.daemon.diagnosis.finding_watch import FindingWatch, Senses
-from orchestrator.daemon.diagnosis.observing import job_seen, rank_seen
-from orchestrator.daemon.jobs.event_views import event_view
+from orchestrator.daemon.findings import FindingWatch, Senses, job_seen, rank_seen
 from orchestrator.daemon.jobs.progress import JobProgress
-from orchestrator.daemon.jobs.views import job_view
+from orchestrator.daemon.jobs.views import event_view, job_view
 from orchestrator.daemon.web_hooks import with_links
 from orchestrator.gpu.exporter import GpuStatus
 from orchestrator.gpu.sample import GpuProcess, Throttle, XidCount

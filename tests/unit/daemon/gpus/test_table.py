@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.daemon.gpus.table import GpuTable
+from orchestrator.daemon.gpus import GpuTable
 from orchestrator.gpu.sampler import Health
 
 

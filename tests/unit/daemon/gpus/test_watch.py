@@ -13,7 +13,7 @@ import pytest
 import structlog
 
 from orchestrator.core.ids import JobId
-from orchestrator.daemon.gpus.watch import GpuWatch, JobBalances
+from orchestrator.daemon.gpus import GpuWatch, JobBalances
 from orchestrator.gpu.exporter import GpuStatus
 from orchestrator.gpu.load import GpuLoad
 from orchestrator.gpu.sample import GpuProcess

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.daemon.changes import Changes
 from orchestrator.daemon.estimates import EstimateRecord, Estimates
 from orchestrator.daemon.jobs import metrics_file
-from orchestrator.daemon.jobs.progress import ProgressTable
-from orchestrator.daemon.jobs.progress_intake import ProgressIntake
+from orchestrator.daemon.jobs.progress import ProgressIntake, ProgressTable
 from orchestrator.runtime.pools import Pool
 from orchestrator.spec.settings import Settings
 from orchestrator.train.script.progress import ProgressSnapshot

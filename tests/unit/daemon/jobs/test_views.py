@@ -12,9 +12,8 @@ from orchestrator.core.facts.hangs import Lateness, Sign, Stillness
 from orchestrator.core.facts.requesters import ByLimit, ByNodeDrain, ByPreemption, ByUser
 from orchestrator.core.job.record import Job
 from orchestrator.core.states import StopPurpose
-from orchestrator.daemon.jobs.event_views import event_view
 from orchestrator.daemon.jobs.progress import JobProgress
-from orchestrator.daemon.jobs.views import job_view, rank_stacks
+from orchestrator.daemon.jobs.views import event_view, job_view, rank_stacks
 from orchestrator.store.port import StoredEvent
 from orchestrator.train.script.progress import ProgressSnapshot
 from tests.support.records import replace

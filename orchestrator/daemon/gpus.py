@@ -1,35 +1,213 @@
-"""Watches the GPUs that jobs hold: their loads for the balances, their jobs' telemetry, simulated GPUs.
-
-Queries their exporters every two seconds and when a gang starts or ends. Without a held GPU it does nothing.
-"""
+"""GPUs as the daemon knows them: the condition of each from all sources, the table for users, and the balance of each job's."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator import clock
 from orchestrator.core import events as ev
+from orchestrator.core.facts.gpus import (
+    GpuCondition,
+    GpuFailing,
+    GpuFault,
+    GpuLost,
+    GpuSilent,
+    GpuState,
+    Quarantined,
+    condition_of,
+)
 from orchestrator.core.thresholds import BALANCE_SECONDS, SETTLED_SECONDS
 from orchestrator.gpu.load import balance
+from orchestrator.gpu.row import GpuOwner, GpuRow, gpu_row
+from orchestrator.gpu.sampler import Health
 from orchestrator.runtime.deadline import within
 from orchestrator.spec.paths import Paths
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
     from structlog.typing import FilteringBoundLogger
 
+    from orchestrator.core.facts.fact import Fact
+    from orchestrator.core.facts.gpus import GpuCondition
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.gpu.load import Balance, GpuLoad
+    from orchestrator.runtime.cluster.capacity import GpuReservations
     from orchestrator.runtime.cluster.connection import RayConnection
     from orchestrator.runtime.cluster.nodes import NodeRegistry
     from orchestrator.runtime.exporters.actor import ExporterReport
     from orchestrator.runtime.exporters.exporters import Exporters
+    from orchestrator.runtime.nodes.agent import NodeGpu
+
+
+def gpu_conditions(
+    uuids: Collection[str],
+    *,
+    lost: Collection[str],
+    quarantined: Mapping[str, Fact],
+    reports: Mapping[str, ExporterReport],
+    silent: Collection[str] = (),
+) -> dict[str, GpuCondition]:
+    """Return the condition of each of ``uuids``: ``lost`` ones are gone from their node, ``quarantined`` has reasons.
+
+    ``reports`` are the newest of the exporters; a GPU without one was not queried yet, unless it is one of ``silent``,
+    whose exporters did not answer.
+    """
+    found = {}
+    for uuid in uuids:
+        causes: list[GpuFault] = [GpuLost(gpu_uuid=uuid)] if uuid in lost else []
+        if uuid in quarantined:
+            causes.append(Quarantined(gpu_uuid=uuid, cause=quarantined[uuid]))
+        if uuid not in lost and uuid in reports:
+            causes += driver_faults(uuid, reports[uuid])
+        elif uuid not in lost and uuid in silent:
+            causes.append(GpuSilent(gpu_uuid=uuid))
+        found[uuid] = condition_of(uuid, tuple(causes))
+    return found
+
+
+def driver_faults(uuid: str, report: ExporterReport) -> list[GpuFault]:
+    """Return the driver's faults in the exporter's report. An exporter that has just started has none yet."""
+    match report.status.health:
+        case Health.LOST:
+            return [GpuLost(gpu_uuid=uuid)]
+        case Health.FAILING | Health.STALE:
+            return [GpuFailing(gpu_uuid=uuid, said=report.status.error or "")]
+        case _:
+            return []
+
+
+def known_conditions(
+    nodes: NodeRegistry, exporters: Exporters, quarantined: Mapping[str, Fact], *, driver: bool
+) -> dict[str, GpuCondition]:
+    """Return the condition of every known GPU, without new calls; with ``driver``, by the exporters' last reports."""
+    lost = {gpu.uuid for gone in nodes.lost_gpus.values() for gpu in gone} | {u for _, u in exporters.missing()}
+    here = {gpu.uuid for report in nodes.reports.values() for gpu in report.gpus}
+    return gpu_conditions(here | lost, lost=lost, quarantined=quarantined, reports=exporters.reports if driver else {})
+
+
+class GpuReserving:
+    """Reserves bad GPUs. ``jobs`` returns live jobs, ``conditions`` each GPU's, by UUID; ``refresh`` updates the nodes."""
+
+    def __init__(
+        self,
+        ray: RayConnection,
+        nodes: NodeRegistry,
+        holds: GpuReservations,
+        *,
+        jobs: Callable[[], Iterable[Job]],
+        conditions: Callable[[], Mapping[str, GpuCondition]],
+        refresh: Callable[[], Awaitable[None]],
+        log: FilteringBoundLogger,
+    ) -> None:
+        self._ray = ray
+        self._nodes = nodes
+        self._holds = holds
+        self._jobs = jobs
+        self._conditions = conditions
+        self._refresh = refresh
+        self._log = log
+
+    async def reserve(self) -> None:
+        """Keep Ray from handing out any GPU that is lost or quarantined."""
+        if self._ray.connected and await self._holds.keep(self.wanted()):
+            self._log.warning("gpus.held", gpus=sorted(self._holds.held))
+            await self._refresh()
+
+    def wanted(self) -> dict[str, tuple[str, NodeGpu, int]]:
+        """Return, by UUID, the lost or quarantined GPUs that no gang uses: node id, GPU, number of GPUs of the node."""
+        conditions = self._conditions()
+        used = {u for j in self._jobs() if j.gang_open for s in j.seats for u in s.gpu_uuids}
+        wanted: dict[str, tuple[str, NodeGpu, int]] = {}
+        for node_id, report in self._nodes.reports.items():
+            lost = self._nodes.lost_gpus.get(node_id, ())
+            for gpu in (*report.gpus, *lost):
+                if gpu.uuid not in used and not conditions[gpu.uuid].placeable:
+                    wanted[gpu.uuid] = (node_id, gpu, len(report.gpus) + len(lost))
+        return wanted
+
+
+class GpuTable:
+    """Queries the exporters of all GPUs on request. ``jobs`` returns the live jobs, ``clock`` seconds."""
+
+    def __init__(
+        self,
+        nodes: NodeRegistry,
+        exporters: Exporters,
+        jobs: Callable[[], Collection[Job]],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._nodes = nodes
+        self._exporters = exporters
+        self._jobs = jobs
+        self._clock = clock
+        self._asked_at = -inf
+
+    async def _reports(self, max_age_seconds: float) -> Mapping[str, ExporterReport]:
+        """Return the exporters' last reports; those of GPUs that jobs hold are newer."""
+        if self._clock() - self._asked_at < max_age_seconds:
+            return dict(self._exporters.reports)
+        self._asked_at = self._clock()
+        return await self._exporters.ask()
+
+    async def rows(self, quarantined: Mapping[str, Fact], max_age_seconds: float = 0.0) -> list[GpuRow]:
+        """Return a row for each GPU, by node and index; ``quarantined`` has reasons by UUID.
+
+        Exporters are queried where their last report is older than ``max_age_seconds``.
+        """
+        reports = await self._reports(max_age_seconds)
+        holders: dict[str, list[GpuOwner]] = {}
+        for job in self._jobs():
+            for seat in job.seats if job.gang_open else ():
+                for uuid in seat.gpu_uuids:
+                    holders.setdefault(uuid, []).append(GpuOwner(job_id=job.id, rank=seat.rank))
+        here = [(gpu, node) for node in self._nodes.reports.values() for gpu in node.gpus]
+        gone = [(gpu, self._nodes.reports[i]) for i, lost in self._nodes.lost_gpus.items() for gpu in lost]
+        conditions = gpu_conditions(
+            [gpu.uuid for gpu, _ in (*here, *gone)],
+            lost={gpu.uuid for gpu, _ in gone},
+            quarantined=quarantined,
+            reports=reports,
+            silent={gpu.uuid for gpu, _ in here if not self._exporters.is_starting(gpu.uuid)} - reports.keys(),
+        )
+        rows = [
+            _row(gpu, node.hostname, reports.get(gpu.uuid), conditions[gpu.uuid], holders.get(gpu.uuid, ()))
+            for gpu, node in (*here, *gone)
+        ]
+        return sorted(rows, key=lambda row: (row.node, row.index, row.gpu_uuid))
+
+
+def _row(
+    gpu: NodeGpu, node: str, report: ExporterReport | None, condition: GpuCondition, holders: Sequence[GpuOwner]
+) -> GpuRow:
+    lost, cause = condition.state is GpuState.LOST, None if condition.cause is None else condition.cause.sentence()
+    if report is None or lost:
+        row = GpuRow(
+            gpu_uuid=gpu.uuid,
+            node=node,
+            index=gpu.index,
+            vendor="simulated" if gpu.simulated else "",
+            model=gpu.model,
+            simulated=gpu.simulated,
+            health=Health.LOST if lost else Health.STARTING if condition.healthy else Health.FAILING,
+            problem=cause,
+            job_id=holders[0].job_id if holders else None,
+            rank=holders[0].rank if holders else None,
+            holders=tuple(holders),
+        )
+    else:
+        status, problem = report.status, cause or report.status.error
+        row = gpu_row(status.info, node, status.sample, health=status.health, problem=problem, holders=tuple(holders))
+    causes = tuple(each.to_dict() for each in condition.causes)
+    return replace(row, condition=condition.state.value, causes=causes)
 
 
 WATCH_SECONDS: Final = 2.0
