@@ -197,8 +197,8 @@ def stop_when_asked(served: ServedFake) -> threading.Thread:
     asked = threading.Event()
     original = served.service.shutdown
 
-    async def shutdown(**arguments: Any) -> Any:
-        reply = await original(**arguments)
+    def shutdown(**arguments: Any) -> Any:
+        reply = original(**arguments)
         asked.set()
         return reply
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +13,7 @@ from orchestrator.core.events import Exit
 from orchestrator.runtime.forkserver.masking import Masker
 from orchestrator.runtime.ranks.rank_actor import RankActor
 from orchestrator.runtime.ranks.rank_events import PollCursor, StaleAttemptError
+from tests.support.records import replace
 
 
 class World:
