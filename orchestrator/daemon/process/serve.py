@@ -12,7 +12,6 @@ import traceback
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.api.errors import (
-    BadRequestError,
     DaemonFrozenError,
     InternalError,
     OrchError,
@@ -40,7 +39,7 @@ from orchestrator.runtime.cluster.connection import disarm_abort
 from orchestrator.runtime.cluster.head import ClusterError
 from orchestrator.runtime.own_thread import WatchedExecutor, calls_under_way
 from orchestrator.spec.paths import PageFiles
-from orchestrator.spec.settings import Settings, SettingsError
+from orchestrator.spec.settings import Settings
 from orchestrator.store.errors import StoreError, StoreInUseError
 from orchestrator.telemetry.local_prometheus import LocalPrometheus, LocalPrometheusError
 from orchestrator.telemetry.logging import configure_logging
@@ -55,20 +54,10 @@ from orchestrator.web.serving import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from orchestrator.api.launch import ServeOptions
     from orchestrator.api.page_links import PageLinks
     from orchestrator.api.server.control_socket import ControlSocket
     from orchestrator.daemon.assembly import Parts
-
-
-def load_settings(environ: Mapping[str, str]) -> Settings:
-    """Read the settings. Raises BadRequestError with every invalid variable."""
-    try:
-        return Settings.from_environ(environ)
-    except SettingsError as error:
-        raise BadRequestError(str(error), hint="unset the variable, or give it a value of that form") from error
 
 
 CALLS_SECONDS: Final = 5.0
