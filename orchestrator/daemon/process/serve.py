@@ -39,7 +39,6 @@ from orchestrator.runtime.cluster.connection import disarm_abort
 from orchestrator.runtime.cluster.head import ClusterError
 from orchestrator.runtime.own_thread import WatchedExecutor, calls_under_way
 from orchestrator.spec.paths import PageFiles
-from orchestrator.spec.settings import Settings
 from orchestrator.store.errors import StoreError, StoreInUseError
 from orchestrator.telemetry.local_prometheus import LocalPrometheus, LocalPrometheusError
 from orchestrator.telemetry.logging import configure_logging
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from orchestrator.api.page_links import PageLinks
     from orchestrator.api.server.control_socket import ControlSocket
     from orchestrator.daemon.assembly import Parts
+    from orchestrator.spec.settings import Settings
 
 
 CALLS_SECONDS: Final = 5.0
