@@ -25,9 +25,9 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.measure import commit, machine, report
-from orchestrator.bench.advisor.advice import advice_json, advise
 from orchestrator.bench.advisor.advisor import calibrate, probe_model
-from orchestrator.bench.advisor.thresholds import advise_by_thresholds
+from orchestrator.bench.advisor.cost_model import advice_json, advise
+from orchestrator.bench.advisor.script_advice import advise_by_thresholds
 from orchestrator.bench.plan import BenchRequest, cells_of, parse_numbers, rounds
 from orchestrator.bench.processes import RankProcesses, rank_environ
 

@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from benchmarks.measure import commit, machine, parser, report, summary
-from orchestrator.analysis.comparison.comparing import compare
-from orchestrator.analysis.comparison.text import sentence
-from orchestrator.analysis.measure.intervals import mean_interval
-from orchestrator.analysis.reading.sources import read_run
-from orchestrator.analysis.report.names import REPORT
+from orchestrator.analysis import REPORT
+from orchestrator.analysis.comparison import compare, sentence
+from orchestrator.analysis.runs import read_run
+from orchestrator.analysis.statistics import mean_interval
 from orchestrator.core.estimates import Mark, StepHistory, time_left
 from orchestrator.gpu.recording.job_record import COLUMNS
 
@@ -169,7 +168,7 @@ def long_record(job: Path, *, gpus: int = 8, seconds: int = 86_400, reports: int
 def _report(job: Path) -> tuple[float, float, float]:
     """Return seconds, processor seconds and megabytes of one report, in a process as the daemon starts it."""
     began = time.monotonic()
-    process = subprocess.Popen([sys.executable, "-m", "orchestrator.analysis.report.process", str(job)])
+    process = subprocess.Popen([sys.executable, "-m", "orchestrator.analysis.report_process", str(job)])
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != 0:

@@ -26,9 +26,8 @@ import numpy as np
 import torch
 
 from benchmarks.measure import RESAMPLES, parser, report, result
-from orchestrator.bench.rank.clocks import DeviceClock
 from orchestrator.bench.rank.models import Workload, make_workload
-from orchestrator.bench.rank.stepping import BATCHES, Stepper
+from orchestrator.bench.rank.stepping import BATCHES, DeviceClock, Stepper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -11,10 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.bench.errors import BenchError
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+
+class BenchError(Exception):
+    """The benchmark cannot be run as requested; the message gives the reason, ``hint`` what to change."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class RankError(BenchError):
+    """A rank failed at a command or ended; the ranks must be restarted. The message contains the rank's own error."""
+
 
 MODELS: Final = ("medium", "large", "conv", "transformer")
 MODES: Final = ("single", "multi", "auto")

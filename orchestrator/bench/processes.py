@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from orchestrator.bench.errors import BenchError, RankError
+from orchestrator.bench.plan import BenchError, RankError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

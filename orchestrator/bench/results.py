@@ -10,17 +10,25 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.bench.statistics import Interval, deviation, mean_interval, outliers, ratio_interval
+from orchestrator.bench.statistics import Interval, deviation, known_mean, mean_interval, outliers, ratio_interval
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from orchestrator.bench.gpu_watch import GpuUse
     from orchestrator.bench.plan import Cell
 
 MIB = 1 << 20
 SOURCE_PAYS = 1.1
 """Least low end of a speed-up's interval at which more GPUs are called beneficial."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuUse:
+    """Use of all watched GPUs together, including warm-up and controls; None where they do not report a value."""
+
+    utilization: float | None = None
+    power_watts: float | None = None
+    energy_joules: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,8 +175,8 @@ def cell_json(result: CellResult, *, model: str, parameters: int | None, precisi
         "mean_exposed_communication_ms": parts.exposed * 1e3,
         "mean_hidden_communication_ms": parts.hidden * 1e3,
         "mean_other_ms": parts.other * 1e3,
-        "mean_power_watts": _mean([run.gpu.power_watts for run in result.runs]),
-        "mean_energy_joules": _mean([run.gpu.energy_joules for run in result.runs]),
+        "mean_power_watts": known_mean([run.gpu.power_watts for run in result.runs]),
+        "mean_energy_joules": known_mean([run.gpu.energy_joules for run in result.runs]),
         "outlier_runs": [result.runs[i].number for i in outliers(result.throughputs)],
         "unstable_runs": [run.number for run in result.runs if not run.stable],
         "error": result.error or None,
@@ -198,13 +206,8 @@ def _run_json(run: Run, parameters: int | None) -> dict[str, Any]:
     }
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
-
-
 def _mean_percent(values: Sequence[float | None]) -> float | None:
-    mean = _mean(values)
+    mean = known_mean(values)
     return None if mean is None else mean * 100
 
 

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.analysis.report.names import REPORT
+from orchestrator.analysis import REPORT
 from orchestrator.core.states import JobState
 from orchestrator.store.port import JobFilter
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from orchestrator.spec.paths import Paths
     from orchestrator.store.port import Store
 
-WRITER: Final = (sys.executable, "-m", "orchestrator.analysis.report.process")
+WRITER: Final = (sys.executable, "-m", "orchestrator.analysis.report_process")
 PATIENCE_SECONDS: Final = 1800.0
 CAUGHT_UP_SECONDS: Final = 86400.0
 MOST_CAUGHT_UP: Final = 200

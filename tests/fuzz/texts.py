@@ -11,7 +11,7 @@ from http.client import LineTooLong
 from pathlib import Path
 from typing import Any, cast
 
-from orchestrator.analysis.reading.sources import SourceError, read_run
+from orchestrator.analysis.runs import SourceError, read_run
 from orchestrator.gpu.drivers.amd import parse_metrics
 from orchestrator.gpu.exporter import HttpSettings, _Handler, _protected, _Server
 from orchestrator.spec.globs import GlobError, Globs
@@ -182,7 +182,7 @@ READERS = (
         lambda: [b"a guaranteed=2 ; b maximum=4 weight=2.5", b"1h30m", b"8GB"],
         ("orchestrator.spec.queues", "orchestrator.spec.units"),
     ),
-    Reader("recording", _read_recording, _recordings, ("orchestrator.analysis.reading", "orchestrator.gpu.recording")),
+    Reader("recording", _read_recording, _recordings, ("orchestrator.analysis.runs", "orchestrator.gpu.recording")),
     Reader(
         "exporter-request",
         _read_exporter_request,

@@ -13,16 +13,17 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.analysis.trackers.points import Point, from_json, to_json
 from orchestrator.durable_files import write_whole
 from orchestrator.spec.plain_files import read_plain
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 VERSION: Final = 1
 MOST_BYTES: Final = 64 * 2**20
 MOST_TEXT: Final = 1000
+MOST_VALUES: Final = 4096
 FOLDER: Final = "trackers"
 _MOST: Final = 2**53
 
@@ -47,6 +48,16 @@ class Cursor:
     metrics: Place = Place()
     telemetry: dict[str, int] = field(default_factory=dict)
     slots: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """Values at one time: ``number`` counts a job's points from 0, ``step`` is the newest optimizer step then."""
+
+    number: int
+    at: float
+    step: int
+    values: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,3 +140,25 @@ def _time(value: Any) -> float:
     if type(value) not in (int, float) or not math.isfinite(value):
         raise ValueError("no time")
     return float(value)
+
+
+def to_json(point: Point) -> list[Any]:
+    """Return a point as the journal keeps it."""
+    # JSON has no NaN and no infinity, and a diverged loss is one.
+    values = {name: value if math.isfinite(value) else str(value) for name, value in point.values.items()}
+    return [point.number, point.at, point.step, values]
+
+
+def from_json(body: Any) -> Point:
+    """Return the point that ``to_json`` wrote. Raises ValueError, TypeError."""
+    number, at, step, values = body
+    if not (is_whole(number) and is_whole(step) and isinstance(values, dict) and len(values) <= MOST_VALUES):
+        raise ValueError("no point")
+    if not all(isinstance(name, str) for name in values):
+        raise ValueError("no names")
+    return Point(number=number, at=float(at), step=step, values={name: float(value) for name, value in values.items()})
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value is a whole number that a float holds exactly."""
+    return type(value) is int and 0 <= value <= 2**53

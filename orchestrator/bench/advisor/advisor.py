@@ -10,11 +10,18 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.bench.advisor.advice import Advice, advise
-from orchestrator.bench.advisor.cost_model import Bucket, Calibration, Crowding, Links, Probe, ProbePoint
+from orchestrator.bench.advisor.cost_model import (
+    Advice,
+    Bucket,
+    Calibration,
+    Crowding,
+    Links,
+    Probe,
+    ProbePoint,
+    advise,
+)
 from orchestrator.bench.benchmark import look_at
-from orchestrator.bench.errors import BenchError, RankError
-from orchestrator.bench.plan import cells_of, check
+from orchestrator.bench.plan import BenchError, RankError, cells_of, check
 from orchestrator.bench.processes import RankProcesses, rank_environ
 from orchestrator.bench.statistics import relative_error
 

@@ -12,15 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from orchestrator.bench.rank.clocks import DeviceClock
-from orchestrator.bench.rank.communication import BucketTimer
 from orchestrator.bench.rank.models import FEATURES, TARGETS, Workload, make_workload, table_batch
-from orchestrator.bench.rank.stepping import Stepper, together
+from orchestrator.bench.rank.stepping import BucketTimer, DeviceClock, Stepper, together
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestrator.bench.rank.place import Place
+    from orchestrator.bench.rank.stepping import Place
 
 _FIRST: Final = 2
 _PER_SIZE: Final = (3, 2)

@@ -1,6 +1,6 @@
 """Runs an unchanged training script on one rank, for a few optimizer steps, and reports their times.
 
-Started by ``bench/advisor/script_probe.py`` with the script's interpreter, as ``script.py FD LIMITS script|module TARGET ARGS...``; needs torch
+Started by ``bench/advisor/script_advice.py`` with the script's interpreter, as ``script.py FD LIMITS script|module TARGET ARGS...``; needs torch
 and the standard library alone. The script is not changed: a step ends where its first optimizer's ``step()`` returns, backward is the time of
 ``torch.autograd.backward``. After the last step the process ends at once, whatever the script would do next.
 """

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from orchestrator.bench.advisor.advisor import AdvisorOutcome
-    from orchestrator.bench.advisor.script_advice import ScriptAdvice
-    from orchestrator.bench.advisor.script_probe import Script
-    from orchestrator.bench.advisor.thresholds import ThresholdAdvice
+    from orchestrator.bench.advisor.script_advice import Script, ScriptAdvice, ThresholdAdvice
     from orchestrator.bench.benchmark import Outcome
     from orchestrator.bench.plan import BenchRequest
     from orchestrator.bench.results import CellResult
@@ -96,7 +94,7 @@ ADVICE_COLUMNS = (
 
 def advice_lines(console: Console, outcome: AdvisorOutcome) -> list[str]:
     """Return the advice as lines for people."""
-    from orchestrator.bench.advisor.advice import efficiency
+    from orchestrator.bench.advisor.cost_model import efficiency
 
     rows = []
     for advice in outcome.advice:
@@ -119,7 +117,7 @@ def advice_lines(console: Console, outcome: AdvisorOutcome) -> list[str]:
 
 
 def _sentences(outcome: AdvisorOutcome) -> Iterator[str]:
-    from orchestrator.bench.advisor.advice import MOST_PAYING_BATCH, paying_batch, sentence
+    from orchestrator.bench.advisor.cost_model import MOST_PAYING_BATCH, paying_batch, sentence
 
     for advice in outcome.advice:
         yield sentence(advice, outcome.probe)
@@ -135,7 +133,7 @@ def _sentences(outcome: AdvisorOutcome) -> Iterator[str]:
 
 def outcome_json(model: str, outcome: AdvisorOutcome) -> dict[str, Any]:
     """Return the advice for programs."""
-    from orchestrator.bench.advisor.advice import advice_json, paying_batch
+    from orchestrator.bench.advisor.cost_model import advice_json, paying_batch
 
     probe, calibration = outcome.probe, outcome.calibration
     return {
@@ -210,9 +208,8 @@ def script_lines(console: Console, advice: ScriptAdvice) -> list[str]:
 
 def run_training_suite(session: Session, request: BenchRequest, name: str, *, sweep: bool, as_json: bool) -> int:
     """Measure the suite and show its claims. Raises BenchError."""
-    from orchestrator.bench.errors import BenchError
-    from orchestrator.bench.suite.report import claim_lines
-    from orchestrator.bench.suite.training import check_suite, run_suite
+    from orchestrator.bench.plan import BenchError
+    from orchestrator.bench.suite import check_suite, claim_lines, run_suite
 
     if sweep:
         raise BenchError("--suite and --nccl-sweep are two measurements", hint="run one after the other")
@@ -230,8 +227,7 @@ def run_training_suite(session: Session, request: BenchRequest, name: str, *, sw
 
 def run_nccl_sweep(session: Session, request: BenchRequest, *, as_json: bool) -> int:
     """Try the settings on all GPUs of this machine. Raises BenchError if too few, or none, work with NCCL."""
-    from orchestrator.bench.nccl.machine import sweep_machine
-    from orchestrator.bench.nccl.sweep import sweep_json, sweep_lines
+    from orchestrator.bench.nccl import sweep_json, sweep_lines, sweep_machine
 
     outcome = sweep_machine(request, environ=session.environ, note=session.console.note)
     return answer(session, sweep_lines(outcome), sweep_json(outcome), as_json=as_json)
@@ -258,7 +254,7 @@ def advise_job(
 @contextmanager
 def logs_kept_on_failure() -> Iterator[Path]:
     """Yield a directory for the ranks' output; keep it after a BenchError that names it, if a rank printed anything."""
-    from orchestrator.bench.errors import BenchError
+    from orchestrator.bench.plan import BenchError
 
     logs = Path(tempfile.mkdtemp(prefix="orch-advise-"))
     try:
@@ -349,7 +345,7 @@ def _before_advice(file: Path, overrides: Sequence[str] = ()) -> JobSpec:
 
 def script_of(spec: JobSpec, file: Path, environ: Mapping[str, str]) -> Script:
     """Return the job's script for the advisor. Raises BadRequestError for an entry point that is not a Python script."""
-    from orchestrator.bench.advisor.script_probe import Script
+    from orchestrator.bench.advisor.script_advice import Script
     from orchestrator.spec.entrypoint import parse_entrypoint, with_checkpoint
 
     entry = with_checkpoint(parse_entrypoint(spec.entrypoint), None)
@@ -432,8 +428,7 @@ def bench(
     """
     require("train", "`orch bench`")
     from orchestrator.bench.benchmark import run_benchmark
-    from orchestrator.bench.errors import BenchError
-    from orchestrator.bench.plan import BenchRequest, parse_numbers, parse_size
+    from orchestrator.bench.plan import BenchError, BenchRequest, parse_numbers, parse_size
 
     session = Session()
     if suite is not None and batch_sizes == DEFAULT_BATCH_SIZES:
@@ -504,8 +499,7 @@ def advise(
     script runs unchanged for a few optimizer steps on one rank, in a copy of its directory; each rank keeps the script's own batch.
     """
     require("train", "`orch advise`")
-    from orchestrator.bench.errors import BenchError
-    from orchestrator.bench.plan import BenchRequest, parse_numbers
+    from orchestrator.bench.plan import BenchError, BenchRequest, parse_numbers
 
     session = Session()
     if policy not in ("measured", "thresholds"):
@@ -536,7 +530,7 @@ def advise(
 
 def _advise(session: Session, request: BenchRequest, policy: str, *, as_json: bool) -> int:
     from orchestrator.bench.advisor.advisor import run_advisor
-    from orchestrator.bench.advisor.thresholds import run_thresholds
+    from orchestrator.bench.advisor.script_advice import run_thresholds
 
     with logs_kept_on_failure() as logs:
         if policy == "thresholds":

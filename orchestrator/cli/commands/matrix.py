@@ -19,8 +19,7 @@ from orchestrator.units import duration, number
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from orchestrator.analysis.matrices.search_results import SearchResult
-    from orchestrator.analysis.matrices.summary import MatrixRun
+    from orchestrator.analysis.matrices import MatrixRun, SearchResult
     from orchestrator.api.matrix_views import MatrixJobView, MatrixView
     from orchestrator.api.views import JobView
     from orchestrator.cli.console import Console
@@ -285,8 +284,7 @@ def _list(session: Session, *, as_json: bool) -> int:
 def _write(
     session: Session, view: MatrixView, directory: Path, repeats: list[str] | tuple[()], *, as_json: bool
 ) -> int:
-    from orchestrator.analysis.matrices.summary import REPEATS, Score
-    from orchestrator.analysis.matrices.writing import summary_text, write_results
+    from orchestrator.analysis.matrices import REPEATS, Score, summary_text, write_results
 
     unknown = [name for name in repeats if name not in view.parameters]
     if unknown:
@@ -315,8 +313,7 @@ def _write(
 
 def _search(view: MatrixView) -> SearchResult | None:
     """Return the trials of a search; None for a grid."""
-    from orchestrator.analysis.matrices.search_results import SearchResult
-    from orchestrator.analysis.matrices.trials import TrialResult
+    from orchestrator.analysis.matrices import SearchResult, TrialResult
 
     if not view.objectives:
         return None
@@ -337,7 +334,7 @@ def _search(view: MatrixView) -> SearchResult | None:
 
 def _runs(session: Session, view: MatrixView) -> list[MatrixRun]:
     """Return every job of the matrix, reruns included, with its recorded run."""
-    from orchestrator.analysis.matrices.summary import MatrixRun
+    from orchestrator.analysis.matrices import MatrixRun
     from orchestrator.cli.commands.runs import find_run
 
     found = []

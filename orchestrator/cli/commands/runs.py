@@ -25,9 +25,9 @@ from orchestrator.parts import install_line
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestrator.analysis.comparison.alignment import Align
-    from orchestrator.analysis.comparison.comparing import Comparison
-    from orchestrator.analysis.reading.series import Run
+    from orchestrator.analysis.alignment import Align
+    from orchestrator.analysis.comparison import Comparison
+    from orchestrator.analysis.runs import Run
     from orchestrator.gpu.recording.reading import Recording
 
 
@@ -47,7 +47,7 @@ def find_runs(session: Session, refs: Sequence[str]) -> list[Run]:
 
 def find_run(session: Session, ref: str) -> Run:
     """Return the run that the argument names: a file or directory that exists, else a job."""
-    from orchestrator.analysis.reading.sources import SourceError, read_run
+    from orchestrator.analysis.runs import SourceError, read_run
 
     path = Path(ref)
     try:
@@ -168,8 +168,7 @@ def report(
     json: Json = False,
 ) -> int:
     """Write a report of a job or a recording, or of several side by side: pictures, a summary, and one HTML page."""
-    from orchestrator.analysis.report.text import summary_text
-    from orchestrator.analysis.report.writing import write_report
+    from orchestrator.analysis.report import summary_text, write_report
 
     session = Session()
     found = find_runs(session, runs)
@@ -194,7 +193,7 @@ def report(
 
 def _directory_name(runs: list[Run]) -> str:
     """Return report-NAME for one run, report-runs for several."""
-    from orchestrator.analysis.report.writing import file_name
+    from orchestrator.analysis.report import file_name
 
     return f"report-{file_name(runs[0].name) if len(runs) == 1 else 'runs'}"
 
@@ -218,11 +217,16 @@ def compare(
     json: Json = False,
 ) -> int:
     """Compare jobs or recordings with the first one: means, differences with 95 % intervals, and what they show."""
-    from orchestrator.analysis.comparison.comparing import CompareError
-    from orchestrator.analysis.comparison.comparing import compare as compared
-    from orchestrator.analysis.comparison.conditions import broken, parse_condition
-    from orchestrator.analysis.comparison.text import broken_lines, comparison_text, sentence
-    from orchestrator.analysis.report.as_json import plain
+    from orchestrator.analysis.comparison import (
+        CompareError,
+        broken,
+        broken_lines,
+        comparison_text,
+        parse_condition,
+        sentence,
+    )
+    from orchestrator.analysis.comparison import compare as compared
+    from orchestrator.analysis.report import plain
 
     session = Session()
     try:
@@ -255,7 +259,7 @@ def compare(
 
 
 def _alignment(name: str) -> Align | None:
-    from orchestrator.analysis.comparison.alignment import Align
+    from orchestrator.analysis.alignment import Align
 
     if name == "auto":
         return None
@@ -265,9 +269,8 @@ def _alignment(name: str) -> Align | None:
 
 
 def _write(session: Session, runs: Sequence[Run], result: Comparison, text: str, output_dir: Path | None) -> list[Path]:
-    from orchestrator.analysis.plots.comparison import write_histograms, write_overlay
-    from orchestrator.analysis.plots.style import PlotError
-    from orchestrator.analysis.report.writing import file_name
+    from orchestrator.analysis.plots import PlotError, write_histograms, write_overlay
+    from orchestrator.analysis.report import file_name
 
     directory = output_dir or Path("compare-" + "-".join(file_name(run.name)[:60] for run in runs[:2]))
     files = []

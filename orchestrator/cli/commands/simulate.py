@@ -18,7 +18,7 @@ from orchestrator.units import duration
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from orchestrator.analysis.simulation.comparison import Result
+    from orchestrator.analysis.simulation import Result
     from orchestrator.api.views import JobView
     from orchestrator.cli.console import Console
     from orchestrator.core.simulation import Figures, Spread
@@ -136,8 +136,8 @@ def simulate(
 
     Policies: orch decides as the daemon does. fifo starts jobs in the order of arrival, and none overtakes another.
     """
-    from orchestrator.analysis.simulation.comparison import compare as play
-    from orchestrator.analysis.simulation.comparison import parse_nodes, parse_policies
+    from orchestrator.analysis.simulation import compare as play
+    from orchestrator.analysis.simulation import parse_nodes, parse_policies
     from orchestrator.cli.times import parse_span_within
 
     session = Session()
@@ -171,7 +171,7 @@ def _checked(parse: Callable[[], T], option: str) -> T:
 
 
 def _read(path: Path) -> list[TraceJob]:
-    from orchestrator.analysis.simulation.reading import TraceError, read_trace
+    from orchestrator.analysis.traces import TraceError, read_trace
 
     try:
         return read_trace(path)
@@ -197,7 +197,7 @@ def _history(session: Session, since: str) -> list[TraceJob]:
 
 
 def _synthetic(family: str, *, jobs: int, gpus: float, load: float, seed: int) -> list[TraceJob]:
-    from orchestrator.analysis.simulation.synthetic import FAMILIES, synthetic_trace
+    from orchestrator.analysis.traces import FAMILIES, synthetic_trace
 
     if family not in FAMILIES:
         raise BadRequestError(f"unknown family {family!r}", hint=f"one of: {', '.join(FAMILIES)}")
@@ -205,7 +205,7 @@ def _synthetic(family: str, *, jobs: int, gpus: float, load: float, seed: int) -
 
 
 def _write(session: Session, jobs: list[TraceJob], path: Path) -> int:
-    from orchestrator.analysis.simulation.synthetic import write_trace
+    from orchestrator.analysis.traces import write_trace
 
     try:
         write_trace(jobs, path)
@@ -218,8 +218,8 @@ def _write(session: Session, jobs: list[TraceJob], path: Path) -> int:
 
 
 def _plot(results: list[Result], path: Path) -> None:
-    from orchestrator.analysis.plots.style import PlotError
-    from orchestrator.analysis.simulation.plots import write_picture
+    from orchestrator.analysis.plots import PlotError
+    from orchestrator.analysis.simulation import write_picture
 
     try:
         write_picture(results, path)

@@ -402,7 +402,7 @@ def submit(
 
 
 def _advised(session: Session, options: SubmitOptions) -> tuple[str, ...]:
-    from orchestrator.bench.errors import BenchError
+    from orchestrator.bench.plan import BenchError
     from orchestrator.cli.commands.bench import advice_overrides
 
     try:

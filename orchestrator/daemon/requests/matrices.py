@@ -9,8 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from orchestrator.abandoned import stop_if_abandoned
-from orchestrator.analysis.estimates.makespan import time_left
-from orchestrator.analysis.search.best import best_trials
+from orchestrator.analysis.trials import best_trials, time_left
 from orchestrator.api.errors import AmbiguousReferenceError, NotFoundError, Problem, RefusedError
 from orchestrator.api.matrix_views import MatrixJobView, MatrixView
 from orchestrator.api.service import Verb

@@ -7,8 +7,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from orchestrator.analysis.report.names import PAGE as PAGE_FILE
-from orchestrator.analysis.report.names import REPORT
+from orchestrator.analysis import PAGE as PAGE_FILE
+from orchestrator.analysis import REPORT
 from orchestrator.analysis.trackers import journal
 from orchestrator.api.curve_views import TrackerView
 from orchestrator.api.errors import AmbiguousReferenceError, BadRequestError, NoSuchJobError, Problem, RefusedError

@@ -117,8 +117,8 @@ def recorded_energy(directory: str, since: float, until: float) -> float | None:
 
     import numpy as np
 
-    from orchestrator.analysis.measure.statistics import energy_curve
-    from orchestrator.analysis.reading.telemetry import read_telemetry
+    from orchestrator.analysis.runs import read_telemetry
+    from orchestrator.analysis.statistics import energy_curve
 
     try:
         gpus, _ = read_telemetry(Path(directory) / "telemetry")

@@ -1,4 +1,4 @@
-"""Queries the process that advises a search (``analysis.search.process``): one line for a query, one for the answer."""
+"""Queries the process that advises a search (``analysis.search``): one line for a query, one for the answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-COMMAND: Final = (sys.executable, "-m", "orchestrator.analysis.search.process")
+COMMAND: Final = (sys.executable, "-m", "orchestrator.analysis.search")
 ANSWER_SECONDS: Final = 300.0
 MOST_BYTES: Final = 16 * 1024 * 1024
 _THREADS: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

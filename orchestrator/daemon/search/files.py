@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchPlan:
-    """A search as it was submitted: its file, the space in the form of ``analysis.search.process``, and its limits."""
+    """A search as it was submitted: its file, the space in the form of ``analysis.search``, and its limits."""
 
     matrix_id: str
     name: str

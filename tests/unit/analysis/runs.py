@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from orchestrator.analysis.reading.series import GpuSeries, Quantity, Run
+from orchestrator.analysis.runs import GpuSeries, Quantity, Run
 from orchestrator.gpu.recording.job_record import COLUMNS
 
 if TYPE_CHECKING:

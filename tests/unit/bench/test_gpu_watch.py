@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from orchestrator.bench.gpu_watch import GpuUse, GpuWatch
+from orchestrator.bench.benchmark import GpuUse, GpuWatch
 from orchestrator.gpu.sample import Detail, GpuReadError, Sample
 from tests.support.stack import wait_until
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.bench.errors import BenchError
 from orchestrator.bench.plan import (
+    BenchError,
     BenchRequest,
     Cell,
     cells_of,

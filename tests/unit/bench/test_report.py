@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.bench.gpu_watch import GpuUse
+from orchestrator.bench.benchmark import GpuUse
 from orchestrator.bench.plan import Cell
-from orchestrator.bench.plots import write_plots
-from orchestrator.bench.report import Subject, conclusion, recommendation, render_report
+from orchestrator.bench.report import Subject, conclusion, recommendation, render_report, write_plots
 from orchestrator.bench.results import CellResult, Parts, Run, cell_json, compare, comparison_json, run_of
 
 ENVIRONMENT: dict[str, Any] = {

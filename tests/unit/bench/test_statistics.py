@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from orchestrator.bench.statistics import deviation, mean_interval, outliers, quantile, ratio_interval, tail
+from orchestrator.bench.statistics import deviation, known_mean, mean_interval, outliers, ratio_interval, tail
 
 
 def test_fewer_than_five_runs_have_a_mean_and_no_interval() -> None:
@@ -55,5 +55,5 @@ def test_outliers_are_positions_far_from_the_rest() -> None:
 def test_spread() -> None:
     assert deviation([1.0]) == 0.0
     assert deviation([1.0, 3.0]) == pytest.approx(2**0.5)
-    assert quantile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.5
-    assert quantile([1.0], 0.9) == 1.0
+    assert known_mean([1.0, None, 3.0]) == 2.0
+    assert known_mean([None]) is None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.analysis.trackers.names import TRACKERS
-from orchestrator.analysis.trackers.points import GpuWindow, gpu_values
+from orchestrator.analysis.trackers.records import GpuWindow, gpu_values
 from orchestrator.spec.job import parse_job
 
 DOCUMENT = (Path(__file__).parents[4] / "docs" / "trackers.md").read_text(encoding="utf-8")

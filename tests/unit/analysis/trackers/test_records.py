@@ -12,8 +12,8 @@ import pytest
 
 from orchestrator.analysis.trackers import journal as j
 from orchestrator.analysis.trackers import records
-from orchestrator.analysis.trackers.points import GpuWindow, Point, from_json, gpu_values, to_json
-from orchestrator.analysis.trackers.records import assign, read_on
+from orchestrator.analysis.trackers.journal import Point, from_json, to_json
+from orchestrator.analysis.trackers.records import GpuWindow, assign, gpu_values, read_on
 from orchestrator.gpu.recording.job_record import COLUMNS
 
 NOW = math.inf

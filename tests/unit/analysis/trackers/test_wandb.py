@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.analysis.trackers.backends.port import RunFacts
-from orchestrator.analysis.trackers.points import Point
+from orchestrator.analysis.trackers.journal import Point
+from orchestrator.analysis.trackers.process import RunFacts
 
-BACKEND = "orchestrator.analysis.trackers.backends.wandb"
+BACKEND = "orchestrator.analysis.trackers.wandb"
 
 
 class Run:

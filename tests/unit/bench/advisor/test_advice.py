@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.bench.advisor.advice import advice_json, advise, paying_batch, sentence
 from orchestrator.bench.advisor.advisor import AdvisorOutcome, probe_sizes, read_probe
-from orchestrator.bench.advisor.cost_model import Calibration, Links, Probe
-from orchestrator.bench.advisor.thresholds import advise_by_thresholds
+from orchestrator.bench.advisor.cost_model import Calibration, Links, Probe, advice_json, advise, paying_batch, sentence
+from orchestrator.bench.advisor.script_advice import advise_by_thresholds
 from orchestrator.bench.plan import Cell
 from orchestrator.cli.commands.bench import advice_lines, outcome_json
 from orchestrator.cli.console import Console

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from orchestrator.bench.advisor.cost_model import Bucket
-from orchestrator.bench.advisor.script_probe import (
+from orchestrator.bench.advisor.script_advice import (
     MOST_COPIED_BYTES,
     Script,
     buckets_of,
     probe_script,
     read_script_probe,
 )
-from orchestrator.bench.errors import BenchError
+from orchestrator.bench.plan import BenchError
 
 MIB = 1 << 20
 TRAINS = """

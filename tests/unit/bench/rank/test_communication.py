@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.bench.rank.communication import exposed_and_hidden
+from orchestrator.bench.rank.stepping import exposed_and_hidden
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ from itertools import cycle
 import pytest
 import torch
 
-from orchestrator.bench.rank.clocks import DeviceClock
 from orchestrator.bench.rank.models import make_workload
-from orchestrator.bench.rank.stepping import BATCHES, Stepper
+from orchestrator.bench.rank.stepping import BATCHES, DeviceClock, Stepper
 
 CPU = torch.device("cpu")
 

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.api.errors import BadRequestError
 from orchestrator.bench.advisor import script_advice
-from orchestrator.bench.errors import BenchError
+from orchestrator.bench.plan import BenchError
 from orchestrator.cli.commands.bench import advice_overrides, advise_job, logs_kept_on_failure, script_of
 from orchestrator.cli.session import Session
 from orchestrator.spec.job import parse_job

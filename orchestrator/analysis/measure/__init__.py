@@ -1,1 +1,0 @@
-"""Statistics of a run: means over time, energy, load balance, and their relation to speed. No files, no plots."""

@@ -1,1 +1,0 @@
-"""The parts of a report: text, a page, JSON, and charts. Begin with ``writing.py``."""

@@ -1,1 +1,0 @@
-"""One module for each tracker's library; ``port.py`` defines their common interface."""
