@@ -24,7 +24,7 @@ RARE := tests/faults/test_drills.py tests/faults/test_killed_together.py tests/i
 	tests/integration/test_trainer_examples.py tests/integration/test_trainer_huggingface.py tests/integration/test_two_hosts.py
 UNIT := tests/unit tests/stateful tests/simulation tests/fuzz tests/mutants tests/architecture tests/contract/test_memory.py
 
-.PHONY: setup demo test check nightly bounds tools lint docs types layers unit integration rare faults gpu reference campaign fuzz mutants soak hosts power-cuts tensorflow dashboards pictures format instructions pins image clean again
+.PHONY: setup demo test check nightly bounds tools lint docs types layers unit integration rare faults gpu reference campaign fuzz mutants soak hosts power-cuts tensorflow dashboards pictures format promises instructions pins image clean again
 
 setup: $(STAMP)
 	@case "$$SHELL" in \
@@ -140,6 +140,14 @@ soak: $(STAMP)
 	$(BIN)/python -m benchmarks.disturbances --disturbances $(DISTURBANCES) --seconds $(SITTING) --places $(PLACES) --clusters $(CLUSTERS) \
 		$(DISTURBED:%=--before %) --json benchmarks/results/$$(date +%F)-disturbances.json
 	$(BIN)/python -m benchmarks.soak --kills $(KILLS) --json benchmarks/results/$$(date +%F)-soak.json
+
+# Each promise as a figure with its limit (docs/figures.md), on an idle machine: half an hour; with LONG=--long hours. make promises
+# BARS=start,recovery: some of them. AGAINST=COMMIT: that commit's figures as well, side by side.
+BARS ?=
+AGAINST ?=
+LONG ?=
+promises: $(STAMP)
+	$(BIN)/python -m benchmarks.promises $(BARS:%=--bars %) $(AGAINST:%=--against %) $(LONG)
 
 # Faults of whole hosts and of the network between three of them, which are namespaces of this machine; needs root. Shorter: make hosts
 # HOST_FAULTS=20. make rare has a short form with two hosts (tests/integration/test_two_hosts.py).

@@ -18,7 +18,6 @@ import json
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -27,7 +26,7 @@ from typing import Any
 import psutil
 
 from benchmarks import contenders
-from benchmarks.idle import members
+from benchmarks.idle import bare_ray, members
 from benchmarks.measure import interleave, parser, report, result, summary, wait_for
 from benchmarks.workloads.paced import warm_up_steps
 
@@ -44,7 +43,7 @@ def main() -> None:
     if arguments.again and not (arguments.json and arguments.json.is_file()):
         made.error("--again takes the result of an earlier run: name its file with --json")
     before = json.loads(arguments.json.read_text(encoding="utf-8")) if arguments.again else None
-    bare = [] if before else _bare_ray(arguments.pairs)
+    bare = [] if before else bare_ray(arguments.pairs, BARE_RAY_SECONDS)
     orch = contenders.Orch()
     orch.up()
     try:
@@ -92,13 +91,6 @@ def _length(orch: contenders.Orch, pairs: int, options: tuple[str, ...], ranks: 
 def _median(measured: dict[str, Any], counts: list[dict[str, float]]) -> float:
     counts.append(measured["of_a_step"])
     return float(statistics.median(measured["seconds"]))
-
-
-def _bare_ray(windows: int) -> list[float]:
-    script = contenders.ROOT / "benchmarks" / "peers" / "bare_ray.py"
-    command = [sys.executable, str(script), str(windows), str(BARE_RAY_SECONDS)]
-    done = subprocess.run(command, env=contenders.ENVIRONMENT, check=True, capture_output=True, timeout=600)
-    return [float(window["percent"]) for window in json.loads(done.stdout.splitlines()[-1])]
 
 
 def _torchrun(options: tuple[str, ...], ranks: int) -> dict[str, Any]:

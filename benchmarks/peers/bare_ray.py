@@ -1,6 +1,6 @@
 """Measures Ray alone: raylet, control plane and two actors that do nothing. usage: bare_ray.py WINDOWS SECONDS.
 
-Prints a JSON list: the use of these processes in each window, as ``benchmarks.processor`` shows it. Left out are the
+Prints a JSON list: per cent of a core that these processes use in each window. Left out are the
 script itself and the processes that a head does not need (monitors, dashboard, log monitor, the agents). Ray is set as orch sets
 it for a head of its own.
 """
@@ -15,7 +15,7 @@ import time
 import psutil
 import ray
 
-from benchmarks.processor import shares
+from benchmarks.measure import percent_of_a_core
 from orchestrator.runtime.cluster.head import SETTINGS
 
 SETTLE_SECONDS = 10.0
@@ -43,8 +43,7 @@ def main(windows: int, seconds: float) -> None:
     counted = [p for p in mine if p.pid in pids or p.name() in NEEDED]
     assert len(counted) == len(pids) + len(NEEDED), [p.name() for p in mine]
     time.sleep(SETTLE_SECONDS)
-    names = {p.pid: "actor" if p.pid in pids else p.name() for p in counted}
-    print(json.dumps([shares(names, seconds).shown() for _ in range(windows)]))
+    print(json.dumps([sum(percent_of_a_core([p.pid for p in counted], seconds).values()) for _ in range(windows)]))
     ray.shutdown()
 
 

@@ -1,4 +1,4 @@
-"""The workload of the wake-ups benchmark: ranks that sleep through their steps and report each one.
+"""The workload of ``benchmarks.idle``: ranks that sleep through their steps and report each one.
 
 usage: sleeping.py STEPS SECONDS_PER_STEP
 """

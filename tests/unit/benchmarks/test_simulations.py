@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import policy_quality, queue_depth, simulate_scale
+from benchmarks import policy_quality, simulate_scale
 from orchestrator.core.simulation import TraceJob
 
 
@@ -14,12 +14,6 @@ def test_a_trace_and_decisions_are_timed() -> None:
     found = simulate_scale.measure(jobs=50, queued=30, nodes="3x8", rounds=2)
     assert found["ours"]["n"] == 1
     assert found["decision"]["n"] == found["decision_with_limits"]["n"] == 4
-
-
-def test_a_long_queue_is_held_against_an_empty_one() -> None:
-    found = queue_depth.measure(queued=30, nodes="3x8", rounds=2)
-    assert found["ours"]["n"] == found["peers"]["empty"]["n"] == 2
-    assert found["status"]["jobs"] == 30 + 7
 
 
 TWO = [TraceJob(at=0.0, seconds=100.0, ranks=8), TraceJob(at=1.0, seconds=10.0, ranks=8)]
