@@ -285,7 +285,7 @@ def measured(
     found: dict[str, list[Any]] = {side: [] for side in sides}
     problems: dict[str, str] = {}
     for number in range(rounds):
-        for side in sides if number % 2 == 0 else reversed(sides):
+        for side in sides if number % 2 == 0 else reversed(list(sides)):
             try:
                 found[side].append(_run(bar, command, sides[side], None if bar.long and long else LONGEST_SECONDS))
             except NoFigureError as error:

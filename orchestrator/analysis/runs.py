@@ -208,9 +208,9 @@ def _read(path: Path) -> _Rows:
     with _open(path) as file:
         while lines := list(islice(file, BLOCK_ROWS)):
             stop_if_abandoned()
-            whole = [line for line in lines if line.count(",") == _COMMAS and not line.startswith(_HEADER)]
+            whole = [line for line in lines if is_sample(line)]
             headers = sum(line.startswith(_HEADER) or line.isspace() for line in lines)
-            numbers = _numbers(whole)
+            numbers = sample_numbers(whole)
             usable = np.isfinite(numbers[:, 0])
             blocks.append(numbers[usable])
             dropped += len(lines) - headers - int(usable.sum())
@@ -219,8 +219,13 @@ def _read(path: Path) -> _Rows:
     return _Rows(numbers[np.argsort(numbers[:, 0], kind="stable")], throttled, dropped)
 
 
-def _numbers(lines: Sequence[str]) -> Floats:
-    """Return the numeric columns of complete rows; NaN for an invalid number."""
+def is_sample(line: str) -> bool:
+    """Whether a line of telemetry is a complete row."""
+    return line.count(",") == _COMMAS and not line.startswith(_HEADER)
+
+
+def sample_numbers(lines: Sequence[str]) -> Floats:
+    """Return the first seven of ``COLUMNS`` of complete rows; NaN for an invalid number."""
     if not lines:
         return np.empty((0, len(_NUMBERS)))
     table = _parsed(lines)
@@ -313,22 +318,31 @@ def _rows(path: Path) -> list[Mapping[str, Any]]:
     rows: list[Mapping[str, Any]] = []
     with _open(path) as file:
         while len(rows) < MOST_LINES and (line := file.readline(MOST_LINE_CHARACTERS)):
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(row, dict):
+            if (row := report_of(line)) is not None:
                 rows.append(row)
     return rows
 
 
+def report_of(line: str | bytes) -> dict[str, Any] | None:
+    """Return a line of ``metrics.jsonl``, its values unchecked; None for a line that orch does not write."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
 def progress_of(rows: Iterable[Mapping[str, Any]]) -> Progress | None:
     """Return progress from rows with ``at``, ``step`` and other keys of ``metrics.jsonl``; None when no row is valid."""
-    usable = [row for row in rows if not math.isnan(number(row.get("at"))) and not math.isnan(number(row.get("step")))]
+    usable = [
+        row
+        for row in rows
+        if not math.isnan(valid_number(row.get("at"))) and not math.isnan(valid_number(row.get("step")))
+    ]
     if not usable:
         return None
-    usable.sort(key=lambda row: number(row["at"]))
-    totals = [total for row in usable if (total := row.get("total_steps")) and not math.isnan(number(total))]
+    usable.sort(key=lambda row: valid_number(row["at"]))
+    totals = [total for row in usable if (total := row.get("total_steps")) and not math.isnan(valid_number(total))]
     return Progress(
         times=_column(usable, "at"),
         attempts=_column(usable, "attempt"),
@@ -343,7 +357,7 @@ def progress_of(rows: Iterable[Mapping[str, Any]]) -> Progress | None:
     )
 
 
-def number(value: object, least: float = 0.0) -> float:
+def valid_number(value: object, least: float = 0.0) -> float:
     """Return a finite number from ``least`` on; NaN for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
@@ -351,7 +365,7 @@ def number(value: object, least: float = 0.0) -> float:
 
 
 def _column(rows: Sequence[Mapping[str, Any]], key: str) -> Floats:
-    return np.array([number(row.get(key)) for row in rows])
+    return np.array([valid_number(row.get(key)) for row in rows])
 
 
 def _metrics(reported: Sequence[object]) -> dict[str, Floats]:
@@ -364,7 +378,7 @@ def _metrics(reported: Sequence[object]) -> dict[str, Floats]:
                 if len(columns) >= MOST_METRICS:
                     continue
                 columns[name] = np.full(len(reported), np.nan)
-            columns[name][place] = number(value, least=-_MOST)
+            columns[name][place] = valid_number(value, least=-_MOST)
     return columns
 
 

@@ -5,13 +5,13 @@ Each call reads a bounded part. Only complete lines are read; lines that orch do
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.analysis.runs import is_sample, report_of, sample_numbers, valid_number
 from orchestrator.analysis.trackers.journal import MOST_VALUES, Cursor, Place, Point, is_whole
 from orchestrator.gpu.load import GpuLoad, Quantity, balance
 from orchestrator.gpu.recording.job_record import COLUMNS
@@ -193,45 +193,45 @@ def assign(slots: Mapping[str, int], active: Mapping[str, object]) -> dict[str, 
 
 def _part(path: Path, start: int, seconds: float) -> _Part:
     part = _Part()
-    last, end = 0.0, start
-    for line, end in _lines(path, start):
-        cells = line.split(b",")
-        at = _number(cells[0]) if len(cells) == len(COLUMNS) else None
-        if at is None or at < 0:
+    lines = [(line.decode(errors="replace"), end) for line, end in _lines(path, start)]
+    rows = [(line, end) for line, end in lines if is_sample(line)]
+    last = 0.0
+    for (_, end), numbers in zip(rows, sample_numbers([line for line, _ in rows]).tolist(), strict=True):
+        at = numbers[0]
+        if not at >= 0:  # NaN neither
             continue
         last, number = at, int(at // seconds)
         window = part.windows.setdefault(number, GpuWindow())
         for column, values in zip(
             _CELLS, (window.utilization, window.memory_bytes, window.watts, window.celsius), strict=True
         ):
-            if (value := _number(cells[column])) is not None:
-                values.append(value)
+            if not math.isnan(numbers[column]):
+                values.append(numbers[column])
         part.ends[number] = max(end, part.ends.get(number, 0))
-    if end - start > MOST_BYTES - 4096:  # there is more, and the last window may continue in it
+    if lines and lines[-1][1] - start > MOST_BYTES - 4096:  # there is more, and the last window may continue in it
         part.unread_from = last
     return part
 
 
 def parse_line(line: bytes) -> tuple[float, int | None, dict[str, float]] | None:
     """Return time, step and values of a line of ``metrics.jsonl``; None for a line that orch does not write."""
+    body = report_of(line) or {}
+    at, step, metrics = valid_number(body.get("at")), body.get("step"), body.get("metrics")
+    if math.isnan(at) or "step" not in body or not (step is None or is_whole(step)) or not isinstance(metrics, dict):
+        return None
+    if len(metrics) > MOST_VALUES:
+        return None
     try:
-        body = json.loads(line)
-        at, step, metrics = float(body["at"]), body["step"], body["metrics"]
-        if not math.isfinite(at) or not (step is None or is_whole(step)) or not isinstance(metrics, dict):
-            return None
-        if len(metrics) > MOST_VALUES:
-            return None
         values = {
             name: math.nan if value is None else float(value)
             for name, value in metrics.items()
             if value is None or type(value) in (int, float)
         }
-        for name in ("epoch", "samples", "tokens", "step_seconds", "attempt"):
-            value = body.get(name)
-            if type(value) in (int, float) and math.isfinite(value):
-                values.setdefault(name, float(value))
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+    except OverflowError:
         return None
+    for name in ("epoch", "samples", "tokens", "step_seconds", "attempt"):
+        if not math.isnan(value := valid_number(body.get(name))):
+            values.setdefault(name, value)
     return at, step, values
 
 
@@ -279,11 +279,3 @@ def _size(path: Path) -> int:
         return path.stat(follow_symlinks=False).st_size
     except OSError:
         return 0
-
-
-def _number(text: bytes) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
