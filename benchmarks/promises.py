@@ -207,7 +207,7 @@ BARS: Final[Mapping[str, Bar]] = {
         ),
     ),
     "trainer": Bar(
-        _benchmark("trainer_overhead", "--pairs", "12", "--steps", "60"),
+        _benchmark("trainer_overhead", "--pairs", "8", "--steps", "60"),
         (Figure("a step of the trainer, of the loop by hand", 1.01, ("ratio", "torch", "median"), "x"),),
     ),
     "record": Bar(
@@ -314,7 +314,13 @@ def _run(bar: Bar, command: Sequence[str], checkout: Path, seconds: float | None
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("ORCH_", "RAY_"))}
     environ |= {"PATH": f"{python.parent}{os.pathsep}{environ.get('PATH', '')}", "PYTHONPATH": str(checkout)}
     process = subprocess.Popen(
-        [str(python), *command], cwd=checkout, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [str(python), *command],
+        cwd=checkout,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         printed, errors = process.communicate(timeout=seconds)
@@ -322,8 +328,10 @@ def _run(bar: Bar, command: Sequence[str], checkout: Path, seconds: float | None
         raise NoFigureError(f"it took longer than {seconds:g} s") from None
     finally:
         if process.poll() is None:
-            process.terminate()  # a benchmark ends what it has started
+            process.terminate()  # a benchmark ends the daemons that it has started
             process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # ranks of a launcher that was ended outlive it
     try:
         return bar.read(process.returncode, printed)
     except ValueError:

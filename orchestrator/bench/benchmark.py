@@ -97,7 +97,7 @@ def describe_environment(
     """Return the environment as plain values. ``torch_sees`` is a rank's description of itself."""
     return {
         "cpu": _cpu_model(),
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpus": len(os.sched_getaffinity(0)),
         "threads_per_rank": torch_sees["threads"],
         "load_average": list(os.getloadavg()),
         "system": f"{platform.system()} {platform.release()}",
@@ -151,6 +151,11 @@ class Machine:
     torch_sees: Mapping[str, Any]
     parameters: int
     readers: tuple[GpuReader, ...] = ()
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs that ranks may use; 0 where they compute on processors."""
+        return len(self.torch_sees["gpus"]) if self.device == "cuda" else 0
 
 
 class Rounds:
@@ -245,22 +250,36 @@ class Outcome:
 def run_benchmark(request: BenchRequest, *, environ: Mapping[str, str], note: Callable[[str], None]) -> Outcome:
     """Measure as requested and write the files. Raises BenchError for an invalid request, or when no run ended."""
     check(request)
+
+    def cells(machine: Machine) -> tuple[Cell, ...]:
+        return cells_of(request, ranks_of(request, gpus=machine.gpus))
+
+    machine, results, environment = measure(request, environ, note, cells)
+    return _write(request, machine, results, environment, note)
+
+
+def measure(
+    request: BenchRequest,
+    environ: Mapping[str, str],
+    note: Callable[[str], None],
+    cells_for: Callable[[Machine], Sequence[Cell]],
+) -> tuple[Machine, tuple[CellResult, ...], dict[str, Any]]:
+    """Make all runs of a machine's cells; return the machine, the results, and the environment. Raises BenchError when no run ended."""
     logs = make_logs(request.output)
     environ = rank_environ(environ, request.threads)
     with RankProcesses(logs, environ) as ranks:
         machine = look_at(ranks, request)
-        sizes = ranks_of(request, gpus=len(machine.torch_sees["gpus"]) if machine.device == "cuda" else 0)
-        cells = cells_of(request, sizes)
-    _note_plan(request, machine, cells, environ, note)
-    environment = describe_environment(machine.torch_sees, machine.readers, environ)
     try:
+        cells = cells_for(machine)
+        _note_plan(request, machine, cells, note)
+        environment = describe_environment(machine.torch_sees, machine.readers, environ)
         results = Rounds(request, machine, cells, logs, environ).all(note)
     finally:
         for reader in machine.readers:
             reader.close()
     if not any(one.runs for one in results):
         raise BenchError(f"no run ended: {results[0].error}", hint=f"the ranks' output is in {logs}")
-    return _write(request, machine, results, environment, note)
+    return machine, results, environment
 
 
 def look_at(ranks: RankProcesses, request: BenchRequest) -> Machine:
@@ -289,21 +308,12 @@ def _readers(uuids: Sequence[str]) -> tuple[GpuReader, ...]:
     return chosen if len(chosen) == len(wanted) else ()
 
 
-def _note_plan(
-    request: BenchRequest,
-    machine: Machine,
-    cells: Sequence[Cell],
-    environ: Mapping[str, str],
-    note: Callable[[str], None],
-) -> None:
+def _note_plan(request: BenchRequest, machine: Machine, cells: Sequence[Cell], note: Callable[[str], None]) -> None:
     note(f"{request.model_name}: {machine.parameters} trainable parameters")
-    most = max(cell.ranks for cell in cells)
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    most, cpus = max(cell.ranks for cell in cells), len(os.sched_getaffinity(0))
     if machine.device == "cpu" and most * request.threads > cpus:
-        threads = environ["OMP_NUM_THREADS"]
-        note(
-            f"{most} ranks with {plural(int(threads), 'thread')} each share {cpus} processors: they slow each other down"
-        )
+        threads = plural(request.threads, "thread")
+        note(f"{most} ranks with {threads} each share {cpus} processors: they slow each other down")
     note(f"{plural(len(cells), 'configuration')}, {plural(request.runs, 'run')} each, in turn")
 
 

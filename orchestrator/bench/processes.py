@@ -30,6 +30,14 @@ LOG_TAIL_BYTES: Final = 2000
 MOST_ANSWER_BYTES: Final = 64 << 20
 
 
+def last_line(log: Path) -> str:
+    """Return the last line of a process's output."""
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
+        lines = stream.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it printed nothing"
+
+
 class _Rank:
     """One process, its log, and the end of the pipe that its answers come from."""
 
@@ -64,7 +72,7 @@ class _Rank:
         """Return a whole answer, or None before there is one. Raises RankError when the rank has ended."""
         part = os.read(self.answers, 1 << 20)
         if not part:
-            raise RankError(f"rank {self.number} ended: {self._last_words()}", hint=f"its output is in {self.log}")
+            raise RankError(f"rank {self.number} ended: {last_line(self.log)}", hint=f"its output is in {self.log}")
         self.received += part
         if len(self.received) > MOST_ANSWER_BYTES:
             raise RankError(f"rank {self.number} answers without end", hint=f"its output is in {self.log}")
@@ -72,12 +80,6 @@ class _Rank:
             return None
         line, self.received = self.received, b""
         return json.loads(line)
-
-    def _last_words(self) -> str:
-        with self.log.open("rb") as log:
-            log.seek(max(0, self.log.stat().st_size - LOG_TAIL_BYTES))
-            lines = log.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it printed nothing"
 
     def end(self) -> None:
         """Close the rank's input, and kill the rank if it does not end."""

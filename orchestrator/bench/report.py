@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from orchestrator.bench.plan import BenchError
 from orchestrator.bench.results import MIB, SOURCE_PAYS, compare
@@ -16,11 +16,12 @@ from orchestrator.parts import install_line
 from orchestrator.units import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from orchestrator.bench.results import CellResult, Comparison
 
+T = TypeVar("T")
 _HOUR: Final = 3600.0
 _MILLION: Final = 1e6
 
@@ -90,6 +91,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]
         yield f"| {' | '.join(row)} |"
 
 
+def columns(rows: Iterable[T], cells: Mapping[str, Callable[[T], str]]) -> Iterator[str]:
+    """Yield the lines of a Markdown table: a column for each title, with the cell that a row has there."""
+    return table(list(cells), [[cell(row) for cell in cells.values()] for row in rows])
+
+
 def ends(interval: Interval, form: str) -> str:
     """Return both ends of an interval, as text."""
     if interval.low is None or interval.high is None:
@@ -101,31 +107,18 @@ def _summary(subject: Subject, comparisons: Sequence[Comparison]) -> Iterator[st
     if not comparisons:
         yield "Nothing to compare: no global batch was measured with one rank and with several."
         return
-    header = (
-        "Batch size (global)",
-        "per rank",
-        "ranks",
-        "Single GPU",
-        "Multi GPU",
-        "Speed-up",
-        "Efficiency",
-        "Recommendation",
-    )
-    yield from table(
-        header,
-        [
-            (
-                str(one.multi.cell.batch),
-                str(one.multi.cell.per_rank),
-                str(one.multi.cell.ranks),
-                f"{one.single.throughput.mean:,.0f}",
-                f"{one.multi.throughput.mean:,.0f}",
-                _ratio(one.speed_up),
-                f"{one.efficiency:.0%}",
-                recommendation(one),
-            )
-            for one in comparisons
-        ],
+    yield from columns(
+        comparisons,
+        {
+            "Batch size (global)": lambda one: str(one.multi.cell.batch),
+            "per rank": lambda one: str(one.multi.cell.per_rank),
+            "ranks": lambda one: str(one.multi.cell.ranks),
+            "Single GPU": lambda one: f"{one.single.throughput.mean:,.0f}",
+            "Multi GPU": lambda one: f"{one.multi.throughput.mean:,.0f}",
+            "Speed-up": lambda one: _ratio(one.speed_up),
+            "Efficiency": lambda one: f"{one.efficiency:.0%}",
+            "Recommendation": recommendation,
+        },
     )
     mean = fmean(one.speed_up.mean for one in comparisons)
     yield ""
@@ -170,41 +163,25 @@ def _ratio(speed_up: Interval) -> str:
 
 def _rows(subject: Subject, results: Sequence[CellResult]) -> Iterator[str]:
     money = subject.price_per_gpu_hour
-    header = [
-        "Batch size (global)",
-        "per rank",
-        "ranks",
-        "samples/s",
-        "95 % interval",
-        "peak memory MiB",
-        "utilization",
-        "power W",
-        "J/sample",
-        "GPU seconds per million samples",
-    ]
-    rows = []
-    for one in results:
-        if not one.runs:
-            continue
-        mean = one.throughput
-        spent = one.cell.ranks * _MILLION / mean.mean
-        use = [run.gpu for run in one.runs]
-        rows.append(
-            [
-                str(one.cell.batch),
-                str(one.cell.per_rank),
-                str(one.cell.ranks),
-                f"{mean.mean:,.0f}",
-                ends(mean, ",.0f"),
-                f"{max(run.peak_memory_bytes for run in one.runs) / MIB:,.0f}",
-                _known([u.utilization for u in use], "{:.0%}"),
-                _known([u.power_watts for u in use], "{:,.0f}"),
-                _known([_joules(run.gpu.power_watts, run.samples_per_second) for run in one.runs], "{:.3g}"),
-                f"{spent:,.1f}",
-                *([f"{spent / _HOUR * money:.4g}"] if money is not None else []),
-            ]
-        )
-    return table([*header, *(["cost per million samples"] if money is not None else [])], rows)
+
+    def spent(one: CellResult) -> float:
+        return one.cell.ranks * _MILLION / one.throughput.mean
+
+    shown: dict[str, Callable[[CellResult], str]] = {
+        "Batch size (global)": lambda one: str(one.cell.batch),
+        "per rank": lambda one: str(one.cell.per_rank),
+        "ranks": lambda one: str(one.cell.ranks),
+        "samples/s": lambda one: f"{one.throughput.mean:,.0f}",
+        "95 % interval": lambda one: ends(one.throughput, ",.0f"),
+        "peak memory MiB": lambda one: f"{max(run.peak_memory_bytes for run in one.runs) / MIB:,.0f}",
+        "utilization": lambda one: _known([run.gpu.utilization for run in one.runs], "{:.0%}"),
+        "power W": lambda one: _known([run.gpu.power_watts for run in one.runs], "{:,.0f}"),
+        "J/sample": lambda one: _known([_joules(r.gpu.power_watts, r.samples_per_second) for r in one.runs], "{:.3g}"),
+        "GPU seconds per million samples": lambda one: f"{spent(one):,.1f}",
+    }
+    if money is not None:
+        shown["cost per million samples"] = lambda one: f"{spent(one) / _HOUR * money:.4g}"
+    return columns([one for one in results if one.runs], shown)
 
 
 def _joules(watts: float | None, rate: float) -> float | None:
@@ -218,34 +195,20 @@ def _known(values: Sequence[float | None], form: str) -> str:
 
 
 def _parts(results: Sequence[CellResult]) -> Iterator[str]:
-    header = (
-        "Batch size (global)",
-        "ranks",
-        "compute ms",
-        "exposed ms",
-        "hidden ms",
-        "other ms",
-        "exposed share",
-        "buckets",
-        "MB reduced",
+    def ms(part: str) -> Callable[[CellResult], str]:
+        return lambda one: f"{getattr(one.parts, part) * 1e3:.3f}"
+
+    return columns(
+        [one for one in results if one.runs],
+        {
+            "Batch size (global)": lambda one: str(one.cell.batch),
+            "ranks": lambda one: str(one.cell.ranks),
+            **{f"{part} ms": ms(part) for part in ("compute", "exposed", "hidden", "other")},
+            "exposed share": lambda one: f"{one.parts.exposed / fmean(run.step_seconds for run in one.runs):.0%}",
+            "buckets": lambda one: str(one.runs[0].buckets),
+            "MB reduced": lambda one: f"{one.runs[0].reduced_bytes / 1e6:.3g}",
+        },
     )
-    rows = []
-    for one in results:
-        if not one.runs:
-            continue
-        parts = one.parts
-        step = fmean(run.step_seconds for run in one.runs)
-        rows.append(
-            (
-                str(one.cell.batch),
-                str(one.cell.ranks),
-                *(f"{part * 1e3:.3f}" for part in (parts.compute, parts.exposed, parts.hidden, parts.other)),
-                f"{parts.exposed / step:.0%}",
-                str(one.runs[0].buckets),
-                f"{one.runs[0].reduced_bytes / 1e6:.3g}",
-            )
-        )
-    return table(header, rows)
 
 
 def _remarks(results: Sequence[CellResult]) -> Iterator[str]:

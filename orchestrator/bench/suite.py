@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.bench.benchmark import Rounds, describe_environment, look_at
+from orchestrator.bench.benchmark import measure
 from orchestrator.bench.plan import MODELS, BenchError, Cell, check, ranks_of
-from orchestrator.bench.processes import RankProcesses, make_logs, rank_environ
 from orchestrator.bench.report import ends, table
 from orchestrator.bench.results import MIB, cell_json, exposed_share
 from orchestrator.bench.statistics import Interval, mean_interval, ratio_interval
@@ -424,28 +423,14 @@ def check_suite(name: str, request: BenchRequest) -> None:
 
 def run_suite(request: BenchRequest, *, environ: Mapping[str, str], note: Callable[[str], None]) -> SuiteOutcome:
     """Measure and write the files. Raises BenchError for a request that cannot be run, or when no run ended."""
-    logs = make_logs(request.output)
-    environ = rank_environ(environ, request.threads)
-    with RankProcesses(logs, environ) as ranks:
-        machine = look_at(ranks, request)
-    plan = _plan(request, machine)
-    note(f"{request.model_name}: {machine.parameters} trainable parameters; {len(plan.cells)} configurations")
-    environment = describe_environment(machine.torch_sees, machine.readers, environ)
-    try:
-        measured = Rounds(request, machine, plan.cells, logs, environ).all(note)
-    finally:
-        for reader in machine.readers:
-            reader.close()
+    machine, measured, environment = measure(request, environ, note, lambda machine: _plan(request, machine).cells)
     results = {one.cell: one for one in measured}
-    if not any(one.runs for one in measured):
-        raise BenchError(f"no run ended: {measured[0].error}", hint=f"the ranks' output is in {logs}")
-    return _write(request, machine, plan, results, environment)
+    return _write(request, machine, _plan(request, machine), results, environment)
 
 
 def _plan(request: BenchRequest, machine: Machine) -> Plan:
-    gpus = len(machine.torch_sees["gpus"]) if machine.device == "cuda" else 0
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    usual = tuple(n for n in (1, 2, 4, 8) if n <= max(2, gpus or cpus))
+    gpus = machine.gpus
+    usual = tuple(n for n in (1, 2, 4, 8) if n <= max(2, gpus or len(os.sched_getaffinity(0))))
     ranks = ranks_of(request, gpus=gpus) if request.ranks else (usual if not gpus or gpus > 1 else (1,))
     mixed = "fp16" if machine.device == "cuda" else "bf16"
     return plan_of(model=request.model, per_rank=request.batch_sizes[0], ranks=ranks, gpus=gpus, mixed=mixed)

@@ -59,7 +59,7 @@ def run_advisor(
     check(request)
     with RankProcesses(logs, rank_environ(environ, request.threads)) as ranks:
         machine = look_at(ranks, request)
-        gpus = len(machine.torch_sees["gpus"]) if machine.device == "cuda" else 0
+        gpus = machine.gpus
         wanted = sorted({1, *(request.ranks or tuple(n for n in (1, 2, 4, 8) if n <= (gpus or 2)))})
         cells = cells_of(request, wanted)
         known = [n for n in wanted if not gpus or n <= gpus]

@@ -23,7 +23,7 @@ from orchestrator.bench.advisor.advisor import MOST_SECONDS, MOST_STEPS, calibra
 from orchestrator.bench.advisor.cost_model import Bucket, Calibration, Prediction, Probe, ProbePoint, predict
 from orchestrator.bench.benchmark import look_at
 from orchestrator.bench.plan import BenchError, Cell, RankError, check
-from orchestrator.bench.processes import RankProcesses, rank_environ
+from orchestrator.bench.processes import RankProcesses, last_line, rank_environ
 from orchestrator.bench.statistics import relative_error
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ START_SECONDS: Final = 600.0
 _FIRST_BUCKET: Final = 1 << 20
 _BUCKET: Final = 25 << 20
 _MOST_ANSWER: Final = 64 << 20
-_TAIL: Final = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +121,7 @@ def _run(script: Script, work: Path, checkpoints: Path, log: Path, start_seconds
         text = pipe.read(_MOST_ANSWER)
     if not text:
         raise BenchError(
-            f"the script ended with {code} before it had made its steps: {_last_line(log)}",
+            f"the script ended with {code} before it had made its steps: {last_line(log)}",
             hint=f"its output is in {log}",
         )
     found: Mapping[str, Any] = json.loads(text)
@@ -139,13 +138,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def rank_script() -> str:
     """Return the path of the program that times the script; it runs by path, as its interpreter may have only torch."""
     return str(Path(__file__).parents[1] / "rank" / "script.py")
-
-
-def _last_line(log: Path) -> str:
-    with log.open("rb") as stream:
-        stream.seek(max(0, log.stat().st_size - _TAIL))
-        lines = stream.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it printed nothing"
 
 
 def read_script_probe(answer: Mapping[str, Any]) -> ScriptProbe:

@@ -8,10 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks import promises
 from benchmarks.promises import BARS, HERE, Bar, Figure, main
+from orchestrator.process_ends import wait_ended
 
 PRINTS = ("-c", "import json; print(json.dumps({'ours': {'median': 0.25}, 'rate': 100.0}))")
 
@@ -41,6 +43,16 @@ def test_a_command_that_fails_is_no_figure_and_its_error_is_shown(capsys: pytest
     broken = Bar(("-c", "raise SystemExit('no Ray here')"), (Figure("start", 0.3),))
     assert main([], {"start": broken}) == 1
     assert "no Ray here" in capsys.readouterr().out
+
+
+def test_what_a_command_leaves_behind_is_ended(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    left = f"import subprocess; print(subprocess.Popen(['sleep', '600'], stdout=-3, stderr=-3).pid, file=open('{pid}', 'w'))"
+    main([], {"start": Bar(("-c", left), (Figure("start", 0.3),))})
+    assert (
+        wait_ended([psutil.Process(int(pid.read_text()))] if psutil.pid_exists(int(pid.read_text())) else [], 30.0)
+        == []
+    )
 
 
 @pytest.mark.parametrize(("body", "code"), [("assert True", 0), ("assert False", 1)])
