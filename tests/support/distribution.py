@@ -64,7 +64,7 @@ SECONDS: Final = {
     "test_recipes.py": 20,
     "test_trainer_numerics.py": 15,
     "test_trainer_balance.py": 15,
-    "test_script_probe.py": 15,
+    "test_script_advice.py": 15,
 }
 """Approximate seconds of the long files, on two idle cores; the others take less than ten. A wrong number only costs balance."""
 

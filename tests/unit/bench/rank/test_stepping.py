@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from orchestrator.bench.rank.models import make_workload
-from orchestrator.bench.rank.stepping import BATCHES, DeviceClock, Stepper
+from orchestrator.bench.rank.stepping import BATCHES, DeviceClock, Stepper, exposed_and_hidden
 
 CPU = torch.device("cpu")
 
@@ -59,3 +59,21 @@ def test_accumulated_passes_add_up_to_one_step() -> None:
     ours.block(2)
     assert seen == [2] * 8
     assert {float(state["step"]) for state in ours.optimizer.state.values()} == {2.0}
+
+
+@pytest.mark.parametrize(
+    ("buckets", "end", "exposed", "hidden"),
+    [
+        ([(3.0, 5.0)], 5.0, 2.0, 0.0),
+        ([(1.0, 2.0), (3.0, 4.0)], 4.0, 1.0, 1.0),
+        ([(1.0, 3.5), (3.0, 4.0)], 4.0, 1.0, 2.0),
+        ([(1.0, 2.5), (2.0, 2.8), (4.0, 4.5)], 4.5, 0.5, 1.8),
+        ([(2.0, 2.8), (1.0, 2.5), (4.0, 4.5)], 4.5, 0.5, 1.8),
+        ([(1.0, 9.0), (2.0, 3.0), (4.0, 9.0)], 9.0, 5.0, 3.0),
+        ([(1.0, 2.0)], 0.9, 0.0, 0.0),
+    ],
+)
+def test_communication_is_counted_once(
+    buckets: list[tuple[float, float]], end: float, exposed: float, hidden: float
+) -> None:
+    assert exposed_and_hidden(buckets, end) == pytest.approx((exposed, hidden))

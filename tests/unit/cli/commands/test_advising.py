@@ -116,7 +116,7 @@ def test_a_fixed_number_takes_no_advice(tmp_path: Path) -> None:
 
 
 def test_a_job_with_gpus_is_not_advised_on_by_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The probe finds the device that a script computed on: tests/unit/bench/advisor/test_script_probe.py."""
+    """The probe finds the device that a script computed on: tests/unit/bench/advisor/test_script_advice.py."""
     monkeypatch.setattr(script_advice, "run_script_advisor", lambda *_, **__: SimpleNamespace(device="cpu"))
     file = tmp_path / "job.yaml"
     auto = AUTO.replace("gpu: 0", "gpu: 1")
