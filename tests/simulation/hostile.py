@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
@@ -44,7 +43,7 @@ def hostile(job: Job, now: float, dice: random.Random) -> tuple[ev.Event, str]:
     """Return a fact of the job with one wrong value, and a description of that value."""
     fact = dice.choice(_facts(job, now))
     inner = fact.exit if isinstance(fact, ev.RankExited) else fact
-    field = dice.choice([each.name for each in fields(inner) if each.name not in OWN])
+    field = dice.choice([name for name in inner.__struct_fields__ if name not in OWN])
     value = dice.choice(VALUES[4:] if field == "exit_code" else VALUES)  # 0 is a valid exit code
     wrong = replace(inner, **{field: value})
     name = f"{field}={value!r:.40}"
