@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.bench.benchmark import GpuUse, GpuWatch
+from orchestrator.bench.benchmark import GpuWatch
+from orchestrator.bench.results import GpuUse
 from orchestrator.cli.main import run
 from orchestrator.gpu.sample import Detail, GpuReadError, Sample
 from tests.support.stack import wait_until

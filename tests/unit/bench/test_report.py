@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.bench.benchmark import GpuUse
 from orchestrator.bench.plan import Cell
 from orchestrator.bench.report import Subject, conclusion, recommendation, render_report, write_plots
-from orchestrator.bench.results import CellResult, Parts, Run, cell_json, compare, comparison_json, run_of
+from orchestrator.bench.results import CellResult, GpuUse, Parts, Run, cell_json, compare, comparison_json, run_of
 
 ENVIRONMENT: dict[str, Any] = {
     "cpu": "test", "cpus": 2, "threads_per_rank": 1, "system": "Linux", "load_average": [0.1, 0.2, 0.3],
