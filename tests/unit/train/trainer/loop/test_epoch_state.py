@@ -12,10 +12,9 @@ from orchestrator.train.trainer.config.config import MultiGPUConfig
 from orchestrator.train.trainer.data.loading import Feed
 from orchestrator.train.trainer.engine.trainer import StepResult
 from orchestrator.train.trainer.engine.trainers import DistributedDataParallelTrainer
-from orchestrator.train.trainer.loop.epoch_state import EpochState
 from orchestrator.train.trainer.loop.recovery import FaultToleranceManager
-from orchestrator.train.trainer.loop.training_state import Progress, random_state
-from orchestrator.train.trainer.measure.epoch_loss import EpochLoss
+from orchestrator.train.trainer.loop.training_state import EpochState, Progress, random_state
+from orchestrator.train.trainer.measure.metrics import EpochLoss
 from tests.unit.train.trainer.builders import a_context, a_model, alone, cross_entropy, sgd
 
 CPU = torch.device("cpu")
