@@ -390,7 +390,7 @@ def _bytes_of(tensor: Any) -> int:
 
 def _rows(target: Any) -> list[slice]:
     """Return the rows of each piece of a tensor; of one that is too small to be split, all of it."""
-    step = len(target) * PIECE_BYTES // _bytes_of(target) if target.dim() else 0
+    step = len(target) * PIECE_BYTES // _bytes_of(target) if target.dim() and target.numel() else 0
     return [slice(start, start + step) for start in range(0, len(target), step)] if step else [slice(None)]
 
 

@@ -72,7 +72,7 @@ class MultiGPUTrainingManager:
             share = step_share(self.config, self._ctx)
         self.trainer = make_trainer(self.config, self.place, share)
         self.fault_tolerance = FaultToleranceManager(self._ctx, self.config, self.place)
-        self._epoch = EpochState(self.trainer, self.fault_tolerance)
+        self._epoch = EpochState(self.trainer)
         self.progress = Progress()
         self.metrics: MetricsCollector | None = None
         self._reporter: Reporter | None = None

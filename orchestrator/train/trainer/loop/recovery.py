@@ -30,7 +30,6 @@ from orchestrator.train.trainer.loop.balance import MeasuredShares
 from orchestrator.train.trainer.loop.training_state import (
     Progress,
     random_state,
-    restore_random_state,
     restore_shared_state,
     shared_state,
 )
@@ -87,8 +86,8 @@ class FaultToleranceManager:
     def resume(self) -> tuple[Progress, Mapping[str, Any] | None]:
         """Restore the newest valid checkpoint: its progress, and this rank's own state (None where it does not fit).
 
-        `restore_rank` restores random states, after the loader has started. Raises ConfigError for a checkpoint of
-        something else, RecoveryTimeoutError when the other ranks do not appear.
+        Random states are restored after the loader has started (EpochState). Raises ConfigError for a checkpoint of something
+        else, RecoveryTimeoutError when the other ranks do not appear.
         """
         if not self._enabled:
             return Progress(), None
@@ -101,10 +100,6 @@ class FaultToleranceManager:
         if self.shares is not None:
             self.shares.restore(progress.portions)
         return progress, checkpoint.rank_state
-
-    def restore_rank(self, rank_state: Mapping[str, Any]) -> None:
-        """Continue this rank's random number generators from the checkpoint."""
-        restore_random_state(rank_state["random"], self._place.device)
 
     def due(self, step: int) -> bool:
         """Whether to save after `step`; the same on all ranks. Call after every step."""

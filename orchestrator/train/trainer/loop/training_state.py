@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from orchestrator.train.trainer.data.loading import Feed
     from orchestrator.train.trainer.engine.trainer import MultiGPUTrainer, StepResult
-    from orchestrator.train.trainer.loop.recovery import FaultToleranceManager
     from orchestrator.train.trainer.measure.metrics import EpochLoss
 
 FORMAT = 1
@@ -141,9 +140,8 @@ def _portions(found: Any) -> tuple[int, ...] | None:
 class EpochState:
     """A rank's own part of a checkpoint; what all ranks share is in the progress."""
 
-    def __init__(self, trainer: MultiGPUTrainer, faults: FaultToleranceManager) -> None:
+    def __init__(self, trainer: MultiGPUTrainer) -> None:
         self._trainer = trainer
-        self._faults = faults
         self._random = random_state(trainer.place.device)  # as this epoch began
         self._restored: Mapping[str, Any] | None = None  # of the checkpoint, until its epoch continues
         self.used = 0
@@ -170,7 +168,7 @@ class EpochState:
         # A user's own loader draws its order from the global generators when it starts.
         restore_random_state(self._random, device)
         batches = feed.start(progress.epoch, position=progress.position, used=self.used, state=saved["loader"])
-        self._faults.restore_rank(saved)
+        restore_random_state(saved["random"], device)
         return batches
 
     def advance(self, progress: Progress, result: StepResult, batches: int) -> None:
