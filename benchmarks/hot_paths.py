@@ -194,6 +194,7 @@ def exporter_page(_: ExitStack) -> Callable[[], object]:
 def snapshot_plan(_: ExitStack) -> Callable[[], object]:
     """Return a call that recognises the next state of a model of 100 arrays as one with a copy plan."""
     import numpy as np
+
     from orchestrator.checkpoint.snapshots.encode_plan import PartPlan
 
     def state(step: int) -> dict[str, object]:

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.checkpoint.external.external_checkpoints import ExternalCheckpoints
-from orchestrator.checkpoint.external.external_checkpoints import WatchSettings
+from orchestrator.checkpoint.external.external_checkpoints import ExternalCheckpoints, WatchSettings
 from orchestrator.checkpoint.repository.persister import StoreSettings
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
 from orchestrator.runtime.nodes.directories import fork_socket_in, fork_socket_name, page_name, snapshot_directory
