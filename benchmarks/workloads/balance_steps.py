@@ -24,7 +24,7 @@ from torch.utils.data import TensorDataset
 from orchestrator.train.script.environment import read_environment
 from orchestrator.train.script.training_context import Context
 from orchestrator.train.trainer.config.config import MultiGPUConfig
-from orchestrator.train.trainer.engine.busy_clock import BusyClock
+from orchestrator.train.trainer.engine.step_clock import BusyClock
 from orchestrator.train.trainer.loop.manager import MultiGPUTrainingManager
 from orchestrator.train.trainer.process_group import RankGroup, join_ranks
 
@@ -86,7 +86,8 @@ def trained(
         Twice(model(), extra=place.rank if slow else 0), data, loss_fn=nn.functional.mse_loss, optimizer=sgd
     )
     manager.fit(max_steps=2 * SETTLING + steps)
-    portions = list(manager.fault_tolerance.shares.portions)
+    shares = manager.fault_tolerance.shares
+    portions = [] if shares is None else list(shares.portions)
     dist.barrier()
     if saved is not None:
         shutil.rmtree(saved)

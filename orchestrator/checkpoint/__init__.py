@@ -19,8 +19,8 @@ if TYPE_CHECKING:
         UnsupportedStateError,
     )
     from orchestrator.checkpoint.repository.repository import CheckpointRepository
+    from orchestrator.checkpoint.storage.directory import Checkpoint
     from orchestrator.checkpoint.storage.info import CheckpointInfo, CheckpointStatus
-    from orchestrator.checkpoint.storage.reader import Checkpoint
 
 __all__ = [
     "Checkpoint",
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Checkpoint": "storage.reader",
+    "Checkpoint": "storage.directory",
     "CheckpointInfo": "storage.info",
     "CheckpointStatus": "storage.info",
     "CheckpointRepository": "repository.repository",

@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from orchestrator.checkpoint.storage.reader import Checkpoint
+    from orchestrator.checkpoint.storage.directory import Checkpoint
     from orchestrator.spec.trainer import TrainingMode
     from orchestrator.train.script.elastic import BatchShare, NotElasticError
     from orchestrator.train.script.progress import ProgressPage, ProgressSnapshot
@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Checkpoint": "orchestrator.checkpoint.storage.reader",
+    "Checkpoint": "orchestrator.checkpoint.storage.directory",
     "BatchShare": "orchestrator.train.script.elastic",
     "NotElasticError": "orchestrator.train.script.elastic",
     "CheckpointWarning": "orchestrator.train.script.saving",

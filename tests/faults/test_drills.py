@@ -94,7 +94,7 @@ def test_rays_head_is_killed_and_the_job_resumes(breakable: Stack, job_id: str) 
 
 
 KILLS = 4
-"""Number of kills: enough that one recovery uses the reserved disk space, and a later one finds it reserved again."""
+"""Number of kills: enough that one recovery uses reserved disk space, and a later one finds it reserved again."""
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_a_full_disk_costs_saves_and_nothing_else(
 def test_a_job_recovers_again_and_again_though_the_disk_is_full(
     breakable: Stack, ledger: Ledger, tmp_path: Path, kind: str
 ) -> None:
-    """Space for the files by which ranks agree on a checkpoint is reserved, and the snapshot is in memory."""
+    """The note by which ranks agree on a checkpoint is in memory, and so is the snapshot."""
     with disks.small_disk(tmp_path, 16, kind=kind) as disk:
         keys = {"checkpoint": {"storage_path": str(disk)}, "retry": {"max_restarts": {"infra": KILLS}}}
         spec = job_spec(ledger, name="full", ranks=2, until=str(tmp_path / "over"), spec=keys)

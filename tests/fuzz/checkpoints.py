@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from orchestrator.checkpoint.errors import CorruptCheckpointError
-from orchestrator.checkpoint.external import file_formats
+from orchestrator.checkpoint.external import script_files
 from orchestrator.checkpoint.format import codec, manifest, tensorfile
 from orchestrator.checkpoint.snapshots.file import SnapshotDirectory
 from orchestrator.checkpoint.snapshots.reader import SnapshotReader
@@ -162,7 +162,7 @@ def _read_external(data: bytes) -> bool:
             path = Path(place) / f"model.{suffix}"
             path.write_bytes(data)
             with contextlib.suppress(CorruptCheckpointError):
-                accepted |= file_formats.check(str(path))
+                accepted |= script_files.check(str(path))
     return accepted
 
 
@@ -180,5 +180,5 @@ READERS: tuple[Reader, ...] = (
     Reader("state", _read_state, _states, _modules("format")),
     Reader("snapshot-description", _read_description, _descriptions, _modules("snapshots")),
     Reader("snapshot-slot", _raw_slot, lambda: [_slot()[1]], _modules("snapshots", "format")),
-    Reader("external-checkpoint", _read_external, _external, _modules("external.file_formats")),
+    Reader("external-checkpoint", _read_external, _external, _modules("external.script_files")),
 )

@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator.api.views import JobView
 from orchestrator.spec.job import parse_job
-from orchestrator.train.trainer.config.check import trainer_findings
+from orchestrator.train.trainer.config.config import trainer_findings
 from tests.support.stack import PATIENCE_SECONDS, Stack, wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -2,24 +2,27 @@
 
 A script's own files have no manifest and are written gradually, so two questions need care. *Is it complete?* It is
 when files of verifiable formats (safetensors, JSON, torch's zip) are complete, nothing in it has changed for a while,
-and it has the files that the previous one had (completeness.py). A single file of such a format counts at once. Files
+and it has the files that the previous one had (CompletenessCheck). A single file of such a format counts at once. Files
 that were still changing when their writer was killed, and whose format cannot prove them complete, never count. *Is it
 unchanged?* Sizes and SHA-256 of every file are recorded at registration, and checked before an attempt resumes from it
-(resume_choice.py).
+(ResumeChoice).
 
 A file with a fixed name is overwritten by the next save, often in place. A copy of each complete one is kept beside the
-registry (file_copies.py), and restored where a killed writer has left a torn file. The copy of the one before stays, as
+registry (OverwrittenFiles), and restored where a killed writer has left a torn file. The copy of the one before stays, as
 ``older`` in the registry, until the newer one has a copy; and every attempt begins with a copy. Otherwise the script's
 files are never renamed or marked: the facts about them are in the job's registry.
 
-Links are neither followed nor counted, and only retention deletes files (file_retention.py).
+Links are neither followed nor counted, and only ``retain`` deletes files.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
+import hashlib
 import json
+import os
 import re
 import time
 from collections.abc import Callable
@@ -27,24 +30,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator import trees
 from orchestrator.checkpoint.errors import CorruptCheckpointError
-from orchestrator.checkpoint.external import file_facts
-from orchestrator.checkpoint.external.completeness import CompletenessCheck, Writer
-from orchestrator.checkpoint.external.file_facts import changed_at, damage, digests, facts_of
-from orchestrator.checkpoint.external.file_retention import FileRetention
-from orchestrator.checkpoint.external.overwritten_files import OverwrittenFiles
-from orchestrator.checkpoint.external.registry import RegistryFile, existing, info_of
-from orchestrator.checkpoint.external.resume_choice import ResumeChoice
-from orchestrator.checkpoint.external.watched_glob import WatchedGlob
-from orchestrator.checkpoint.storage.info import CheckpointStatus
+from orchestrator.checkpoint.external import script_files
+from orchestrator.checkpoint.external.script_files import changed_at, damage, digests, facts_of, member
+from orchestrator.checkpoint.storage.info import CheckpointInfo, CheckpointStatus
+from orchestrator.checkpoint.storage.storage import LocalStorage, except_on_full_disk
+from orchestrator.private_files import make_private
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from orchestrator.checkpoint.external.file_facts import Facts
-    from orchestrator.checkpoint.external.resume_choice import Note
-    from orchestrator.checkpoint.external.watched_glob import WatchSettings
-    from orchestrator.checkpoint.storage.info import CheckpointInfo
+    from orchestrator.checkpoint.external.script_files import Facts
 
 LARGE_BYTES = 1 << 30
 """A file of this size that has an older copy is copied while the next attempt runs, which would wait some seconds for it."""
@@ -75,20 +72,17 @@ class ExternalCheckpoints:
 
     def __init__(self, settings: WatchSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._glob = WatchedGlob(settings)
+        self.has_fixed_name = not glob.has_magic(settings.pattern)
+        """Whether each save overwrites the previous one, as far as the glob shows."""
         self._registry = RegistryFile(settings.registry)
         self._copies = OverwrittenFiles(self._registry.storage)
         self._completeness = CompletenessCheck(clock)
-        self._retention = FileRetention(settings.keep, self._registry, self._copies, self._glob)
+        self._keep = settings.keep
         self.problems: list[str] = []
         self.notes: list[Note] = []
         """Notes that a copy was restored or used, or that no file is used."""
         self.is_waiting = False
         """Whether a file that needs a copy is being written."""
-
-    @property
-    def has_fixed_name(self) -> bool:
-        """Whether each save overwrites the previous one, as far as the glob shows."""
-        return self._glob.has_fixed_name
 
     @property
     def copy_failure(self) -> str:
@@ -97,9 +91,9 @@ class ExternalCheckpoints:
 
     def adopt_none(self) -> None:
         """Exclude the existing files: they are older than the job and count only when written again."""
-        with self._registry.lock():
+        with self._registry.storage.lock():
             registry = self._registry.read()
-            registry["foreign"] = {path: file_facts.text(facts_of(path)) for path in self._glob.matches()}
+            registry["foreign"] = {path: script_files.text(facts_of(path)) for path in self._glob.matches()}
             registry["adopted"] = dict(registry["foreign"])
             self._registry.write(registry)
 
@@ -118,7 +112,7 @@ class ExternalCheckpoints:
         """
         writer = Writer(ended=writer_ended, well=ended_well)
         look = _Scan(attempt=attempt, writer=writer, step_at=step_at)
-        with self._registry.lock():
+        with self._registry.storage.lock():
             registry = self._registry.read()
             before = json.dumps(registry)
             fresh = self._scan(registry, look)
@@ -136,7 +130,7 @@ class ExternalCheckpoints:
                 registry["known"][path] = entry
                 fresh.append(info_of(path, entry))
             elif look.writer.ended:  # it stays incomplete, and must not look settled to the next attempt
-                registry["foreign"][path] = file_facts.text(facts)
+                registry["foreign"][path] = script_files.text(facts)
             else:
                 self.is_waiting = self.is_waiting or self._is_overwritten(path, facts, registry)
         if not look.writer.ended:
@@ -149,7 +143,7 @@ class ExternalCheckpoints:
         Each changed one is marked in the registry, with a note in ``problems``. Where only a copy is left, it is restored.
         What the attempt may overwrite has a copy on return: its own, or that of the one before.
         """
-        with self._registry.lock():
+        with self._registry.storage.lock():
             registry = self._registry.read()
             chosen: dict[str, str | None] = registry["chosen"]
             if str(attempt) not in chosen:
@@ -188,17 +182,41 @@ class ExternalCheckpoints:
     def retain(self) -> list[str]:
         """Delete the checkpoints older than the ``keep`` newest valid ones; return the paths of the deleted ones.
 
-        Nothing is deleted unless the newest remaining one verifies.
+        Nothing is deleted unless the newest remaining one verifies. A deletion is in the registry before it begins, so
+        that one that was interrupted is completed later.
         """
-        with self._registry.lock():
-            return self._retention.apply(self._registry.read())
+        with self._registry.storage.lock():
+            registry = self._registry.read()
+            self._finish_removals(registry)
+            good = [info for info in existing(registry, self._copies) if info.status is CheckpointStatus.COMPLETE]
+            if self._keep is None or len(good) <= self._keep:
+                return []
+            if damage(good[0].path, registry["known"][good[0].path]["files"]):
+                return []
+            doomed = [info.path for info in good[self._keep :]]
+            registry["removing"] = [*registry["removing"], *doomed]
+            for path in doomed:
+                del registry["known"][path]
+            self._registry.write(registry)
+            self._finish_removals(registry)
+            self._copies.clear(registry)
+            return doomed
+
+    def _finish_removals(self, registry: dict[str, Any]) -> None:
+        for path in list(registry["removing"]):
+            if path in self._glob.matches() or not os.path.lexists(path):
+                with contextlib.suppress(OSError):
+                    script_files.delete(path)
+            if not os.path.lexists(path):
+                registry["removing"].remove(path)
+                self._registry.write(registry)
 
     # -- finding
 
     def _unregistered(self, registry: Mapping[str, Any]) -> Iterator[str]:
         """Yield matches that are new, or rewritten since registration; these stay registered only with a copy."""
         for path in self._glob.matches():
-            text = file_facts.text(facts_of(path))
+            text = script_files.text(facts_of(path))
             if path in registry["removing"] or registry["foreign"].get(path) == text:
                 continue
             entry = registry["known"].get(path)
@@ -243,7 +261,7 @@ class ExternalCheckpoints:
         before = registry["known"].get(path, {})
         older = before if before.get("copy") else before.get("older")
         return {
-            "facts": file_facts.text(facts),
+            "facts": script_files.text(facts),
             "files": files,
             "created_at": changed_at(path, facts),
             "attempt": look.attempt,
@@ -263,10 +281,368 @@ class ExternalCheckpoints:
         """Copy files that were registered after their writer's end; not ``large`` ones, if an older copy protects them."""
         for path, entry in registry["known"].items():
             facts = facts_of(path)
-            if entry.get("copy") or entry["why"] or file_facts.text(facts) != entry["facts"]:
+            if entry.get("copy") or entry["why"] or script_files.text(facts) != entry["facts"]:
                 continue
             if self._is_overwritten(path, facts, registry):
                 most = None if large or not entry.get("older") else LARGE_BYTES
                 with contextlib.suppress(OSError, CorruptCheckpointError):
                     entry["copy"] = self._copies.take(path, facts, registry, most_bytes=most) or ""
                     entry["older"] = None if entry["copy"] else entry.get("older")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchSettings:
+    """A glob (relative to ``directory`` unless absolute), the registry's path, the number of checkpoints to keep."""
+
+    pattern: str
+    directory: str
+    registry: str
+    keep: int | None = 3
+
+
+class WatchedGlob:
+    """The glob of ``checkpoint.watch``. Finds no links, and nothing outside of its own directory."""
+
+    def __init__(self, settings: WatchSettings) -> None:
+        self._pattern = settings.pattern
+        self._directory = settings.directory
+
+    def matches(self) -> list[str]:
+        """Return the present matches; of nested ones only the outermost."""
+        base = os.path.realpath(self._fixed())
+        found: list[str] = []
+        for match in sorted(_glob(self._pattern, self._directory)):
+            path = os.path.normpath(os.path.join(self._directory, match))  # keeps links as they are
+            inside = os.path.realpath(path) == os.path.join(base, os.path.relpath(path, self._fixed()))
+            if inside and path != self._fixed() and not any(path.startswith(f"{outer}/") for outer in found):
+                found.append(path)
+        return found
+
+    def _fixed(self) -> str:
+        """Return the directory that must contain the matches: the job's, or an absolute glob's part without wildcards."""
+        if not self._pattern.startswith("/"):
+            return os.path.normpath(self._directory)
+        before = re.split(r"[*?\[]", self._pattern)[0]
+        return os.path.normpath(before.rpartition("/")[0] or "/")
+
+
+def _glob(pattern: str, directory: str) -> set[str]:
+    """Return what ``glob.glob(pattern, recursive=True)`` returns, which calls itself for each level that ``**`` enters."""
+    parts = pattern.split("/")
+    if "**" not in parts:
+        return set(glob.glob(pattern, root_dir=directory))
+    first = parts.index("**")
+    before, after = "/".join(parts[:first]), "/".join(parts[first + 1 :])
+    tops = {"/" if pattern.startswith("/") else ""} if not before else set(glob.glob(f"{before}/", root_dir=directory))
+    found: set[str] = set()
+    for top in tops:
+        for folder in _directories(os.path.join(directory, top)):
+            below = os.path.join(top, folder)
+            found |= {os.path.join(below, match) for match in _glob(after or "*", os.path.join(directory, below))}
+            if below and not after:
+                found.add(below)
+    return found
+
+
+def _directories(top: str) -> Iterator[str]:
+    """Yield a directory (as the empty path) and those below it that are not hidden."""
+    yield ""
+    for found in trees.walk(top, trees.Problems()):
+        if found.is_directory and not any(name.startswith(".") for name in found.path.split("/")):
+            yield found.path
+
+
+_FILE = "registry.json"
+
+
+class RegistryFile:
+    """Reads and writes the registry; ``storage`` is the private directory that contains it and the copies."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self.storage = LocalStorage(directory, private=True)
+
+    def read(self) -> dict[str, Any]:
+        """Return the registry; an empty one where there is none, or it is unreadable."""
+        try:
+            registry: dict[str, Any] = json.loads(bytes(self.storage.read(_FILE)))
+        except (FileNotFoundError, ValueError):
+            registry = {}
+        blank: dict[str, Any] = {
+            "known": {},
+            "foreign": {},
+            "removing": [],
+            "chosen": {},
+            "rewritten": {},
+            "inodes": {},
+        }
+        return {**blank, "adopted": dict(registry.get("foreign", {})), **registry}
+
+    def write(self, registry: Mapping[str, Any]) -> None:
+        """Write the registry durably; on a full disk the former one stays, and the next scan tries again."""
+        Path(self._directory).mkdir(parents=True, exist_ok=True, mode=0o700)
+        with except_on_full_disk():
+            self.storage.replace(_FILE, json.dumps(registry).encode(), durable=True)
+
+
+def info_of(path: str, entry: Mapping[str, Any]) -> CheckpointInfo:
+    """Return the information about a checkpoint from its registry entry."""
+    return CheckpointInfo(
+        name=Path(path).name,
+        path=path,
+        step=entry["step"],
+        attempt=entry["attempt"],
+        status=CheckpointStatus.BROKEN if entry["why"] else CheckpointStatus.COMPLETE,
+        why=entry["why"],
+        bytes=sum(size for size, _ in entry["files"].values()),
+        created_at=entry["created_at"],
+        digest=hashlib.sha256(json.dumps(entry["files"], sort_keys=True).encode()).hexdigest(),
+    )
+
+
+def existing(registry: Mapping[str, Any], copies: OverwrittenFiles) -> list[CheckpointInfo]:
+    """Return every registered checkpoint that still exists, itself or as a copy, newest first. Reads no content."""
+    infos = [
+        info_of(path, entry)
+        for path, entry in registry["known"].items()
+        if os.path.lexists(path) or (entry.get("copy") and copies.path(entry).exists())
+    ]
+    # A newer attempt first: it may run on another node, where a different clock makes its files look older.
+    return sorted(infos, key=lambda info: (info.attempt, info.created_at or 0.0, info.step), reverse=True)
+
+
+SETTLE_SECONDS = 2.0  # without a change before something counts as written
+QUIET_SECONDS = 0.02  # without a change before a copy begins: two ticks of the file systems' clock
+_FEWER_FILES_SECONDS = 20.0  # without a change until a checkpoint with fewer files than the previous one counts
+_LONGEST_STEP_SECONDS = (
+    1.0  # counted between two looks: this process may have been stopped, and the writer killed meanwhile
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writer:
+    """The process that writes the files: whether it has ended, and whether it had finished."""
+
+    ended: bool = False
+    well: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What the last look at a checkpoint found, when (by the check's clock), and for how long it has been so."""
+
+    facts: Facts
+    at: float
+    quiet_seconds: float = 0.0
+
+
+class CompletenessCheck:
+    """Remembers each unfinished checkpoint from one scan to the next. ``clock`` gives monotonic seconds, ``pause`` waits some."""
+
+    def __init__(self, clock: Callable[[], float], pause: Callable[[float], None] = time.sleep) -> None:
+        self._clock = clock
+        self._pause = pause
+        self._seen: dict[str, _Seen] = {}
+
+    def is_complete(
+        self, path: str, facts: Facts, *, writer: Writer, is_copied: bool, previous: Callable[[], Iterable[str]]
+    ) -> bool:
+        """Whether the files in ``facts`` are a complete checkpoint.
+
+        ``is_copied``: it is copied before it can change. ``previous`` gives the files of the newest complete one.
+        Raises CorruptCheckpointError where a format proves a file torn, OSError where a file cannot be read.
+        """
+        proofs = [script_files.check(member(path, name)) for name in facts]
+        is_proven = proofs == [True] and "" in facts  # a single file that its format proves complete
+        if writer.ended:
+            return writer.well or is_proven  # anything else may have been cut short, however old it looks
+        seen = self._look(path, facts)
+        if is_proven and is_copied:
+            return seen.quiet_seconds > 0 or self._is_quiet(path, facts)
+        return seen.quiet_seconds >= SETTLE_SECONDS and not self._may_grow(seen, previous)
+
+    def _look(self, path: str, facts: Facts) -> _Seen:
+        now, before = self._clock(), self._seen.get(path)
+        seen = _Seen(facts, now)
+        if before is not None and before.facts == facts:
+            step = min(now - before.at, _LONGEST_STEP_SECONDS)
+            seen = _Seen(facts, now, before.quiet_seconds + step)
+        self._seen[path] = seen
+        return seen
+
+    def _is_quiet(self, path: str, facts: Facts) -> bool:
+        self._pause(QUIET_SECONDS)
+        return facts_of(path) == facts
+
+    def _may_grow(self, seen: _Seen, previous: Callable[[], Iterable[str]]) -> bool:
+        """Whether files are missing that the previous one has, and that may still be written."""
+        if seen.quiet_seconds >= _FEWER_FILES_SECONDS:
+            return False
+        kinds = {script_files.kind(name) for name in seen.facts}
+        return any(script_files.kind(name) not in kinds for name in previous())
+
+
+_SURE_REPLACEMENTS = 2  # replacements by new files, in a row, after which a script counts as always replacing
+_FOLDER = "copies"
+
+
+class OverwrittenFiles:
+    """Keeps copies in ``storage``, beside the registry. ``entry`` is a file's registry entry."""
+
+    def __init__(self, storage: LocalStorage) -> None:
+        self._storage = storage
+        self.failure = ""
+        """Reason why the newest complete file has no copy; empty when it has one, or needs none."""
+
+    def take(self, path: str, facts: Facts, registry: dict[str, Any], *, most_bytes: int | None = None) -> str | None:
+        """Copy the file; return the copy's name below the registry, empty if copying fails, None if the file changed.
+
+        A file of more than ``most_bytes`` is copied only where the file system can share its blocks.
+        """
+        inode = os.lstat(path).st_ino
+        known, replaced = registry["inodes"].get(path, (inode, 0))
+        replaced = replaced + 1 if inode != known else 0
+        folder = hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()[:16]
+        name = f"{_FOLDER}/{folder}-{facts[''][1]}/{Path(path).name}"
+        target = self._storage.root / name
+        try:
+            for directory in (target.parents[1], target.parent):  # the rank actor has the job's umask
+                make_private(directory)
+            script_files.take(path, target, link=replaced >= _SURE_REPLACEMENTS, most_bytes=most_bytes)
+        except OSError as error:
+            self.failure = f"{path} has no copy while it is overwritten: {error.strerror or error}"
+            return ""
+        self.failure = ""
+        registry["inodes"][path] = [inode, replaced]
+        if facts_of(path) == facts:
+            script_files.check(str(target))
+            return name
+        script_files.delete(str(target.parent))
+        return None
+
+    def path(self, entry: Mapping[str, Any]) -> Path:
+        """Return the path of the entry's copy."""
+        return self._storage.root / str(entry["copy"])
+
+    def is_good(self, entry: Mapping[str, Any]) -> bool:
+        """Whether there is a copy with the registered content."""
+        if not entry.get("copy"):
+            return False
+        try:
+            return digests(str(self.path(entry)), [""]) == {"": list(entry["files"][""])}
+        except OSError:
+            return False
+
+    def put_back(self, path: str, registry: dict[str, Any]) -> None:
+        """Restore the copy to the file's place. Raises OSError."""
+        entry = registry["known"][path]
+        script_files.put_back(self.path(entry), path)
+        entry["facts"] = script_files.text(facts_of(path))
+        registry["foreign"].pop(path, None)
+        with contextlib.suppress(OSError):  # this new file is orch's, and is no evidence of how the script writes
+            registry["inodes"][path] = [os.lstat(path).st_ino, 0]
+
+    def clear(self, registry: Mapping[str, Any]) -> None:
+        """Remove the copies that no entry names. A later call retries failed removals."""
+        kept = [older for entry in registry["known"].values() for older in (entry, entry.get("older") or {})]
+        named = {entry.get("copy", "").rpartition("/")[0] for entry in kept}
+        for name in self._storage.names(_FOLDER):
+            if f"{_FOLDER}/{name}" not in named:
+                with contextlib.suppress(OSError):
+                    script_files.delete(str(self._storage.root / _FOLDER / name))
+
+
+def is_torn(path: str) -> bool:
+    """Whether the file is missing, or its format proves it incomplete."""
+    try:
+        script_files.check(path)
+    except (FileNotFoundError, CorruptCheckpointError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """A note about a job's own files; ``code`` is the kind of event."""
+
+    code: str
+    message: str
+
+
+class ResumeChoice:
+    """Choice of one attempt, with its problems and notes. The caller holds the registry's lock and writes the registry."""
+
+    def __init__(self, registry: dict[str, Any], copies: OverwrittenFiles, *, attempt: int) -> None:
+        self._registry = registry
+        self._copies = copies
+        self._attempt = attempt
+        self.problems: list[str] = []
+        """Registered files that were changed, or could not be restored, each with the reason."""
+        self.notes: list[Note] = []
+
+    def make(self) -> str | None:
+        """Return the path of the newest unchanged file; None when there is none. Restores older files, too."""
+        chosen = self._newest_unchanged()
+        self._put_all_back()
+        return chosen
+
+    def note_unused(self, matches: Sequence[str]) -> None:
+        """Add a note that the job has files of its own (of ``matches``), and begins without one."""
+        adopted, removing = self._registry["adopted"], self._registry["removing"]
+        own = [p for p in matches if adopted.get(p) != script_files.text(facts_of(p)) and p not in removing]
+        if own:
+            others = f" and {len(own) - 1} more" if len(own) > 1 else ""
+            self._note(
+                "checkpoint_unused",
+                f"attempt {self._attempt} begins without any of the job's own checkpoints: {own[0]}{others} could not be"
+                " shown to be whole when the attempt before ended",
+            )
+
+    def _newest_unchanged(self) -> str | None:
+        for info in existing(self._registry, self._copies):
+            entry = self._registry["known"][info.path]
+            if info.status is not CheckpointStatus.COMPLETE:
+                continue
+            why = damage(info.path, entry["files"])
+            if not why:
+                return info.path
+            if self._copies.is_good(entry):
+                return self._restored(info.path, why)
+            if entry.get("older"):  # it was overwritten before it had a copy
+                self._registry["known"][info.path] = entry["older"]
+                return self._newest_unchanged()
+            entry["why"] = why
+            self.problems.append(f"{info.path}: {why}")
+        return None
+
+    def _restored(self, path: str, why: str) -> str:
+        """Return the path of the copy: restored to the file's place, unless the present file may be complete, too."""
+        entry = self._registry["known"][path]
+        which = f"the copy of step {entry['step']}" if entry["step"] else "its newest copy"
+        if is_torn(path) and self._put_back(path):
+            self._note(
+                "checkpoint_restored",
+                f"attempt {self._attempt}: {path} was not whole after its writer's end; {which} was restored",
+            )
+            return path
+        self._note("checkpoint_copy_used", f"attempt {self._attempt}: {path}: {why}; {which} is used instead")
+        return str(self._copies.path(entry))
+
+    def _put_all_back(self) -> None:
+        """Restore older files too: a script may read files other than the newest."""
+        for path, entry in self._registry["known"].items():
+            if entry.get("copy") and os.path.lexists(path) and is_torn(path) and self._copies.is_good(entry):
+                self._put_back(path)
+
+    def _put_back(self, path: str) -> bool:
+        try:
+            self._copies.put_back(path, self._registry)
+        except OSError as error:
+            self.problems.append(f"{path}: its copy could not be restored: {error.strerror or error}")
+            return False
+        return True
+
+    def _note(self, code: str, message: str) -> None:
+        self.notes.append(Note(code=code, message=message))

@@ -16,7 +16,7 @@ from orchestrator.checkpoint.external.external_checkpoints import ExternalCheckp
 from orchestrator.checkpoint.repository.status import PersisterStatus
 
 if TYPE_CHECKING:
-    from orchestrator.checkpoint.external.watched_glob import WatchSettings
+    from orchestrator.checkpoint.external.external_checkpoints import WatchSettings
     from orchestrator.checkpoint.storage.info import CheckpointInfo
 
 LOOK_SECONDS = 1.0

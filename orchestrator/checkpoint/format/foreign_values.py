@@ -10,12 +10,12 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestrator.checkpoint.errors import UnsupportedStateError
-from orchestrator.checkpoint.format.dtypes import OTHER_TORCH_TYPES, TORCH_TYPES, torch_type
 from orchestrator.checkpoint.format.sharded import ShardedLeaf
+from orchestrator.checkpoint.format.tensorfile import OTHER_TORCH_TYPES, TORCH_TYPES, torch_type
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
@@ -32,8 +32,7 @@ _STORABLE_NUMPY_KINDS = "biufcSUmM"
 _NUMPY_TYPE = re.compile(r"[<>|=][biufcSUmM]\d+(?:\[\w+\])?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Described:
+class Described(NamedTuple):
     """A foreign value: its node in the tree and, unless ``dtype`` is None, its data for the tensor file."""
 
     node: dict[str, Any]
@@ -125,7 +124,7 @@ def _describe_tensor(torch: Any, value: Any, path: str) -> Described:
         raise UnsupportedStateError(
             f"{path}: only dense tensors can be stored; use .to_dense(), .dequantize() or materialise it"
         )
-    name = str(value.dtype).removeprefix("torch.")
+    name = _name_of(value.dtype)
     shape = tuple(value.shape)
     node: dict[str, Any] = {"$": "parameter" if kind is torch.nn.Parameter else "tensor"}
     dtype = TORCH_TYPES.get(name)
@@ -139,6 +138,11 @@ def _describe_tensor(torch: Any, value: Any, path: str) -> Described:
         node["g"] = True
     alias = (value.data_ptr(), value.device, shape, value.stride(), name, value.is_conj(), value.is_neg())
     return Described(node=node, dtype=dtype, shape=stored, source=value, alias=alias if value.numel() else None)
+
+
+@cache
+def _name_of(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _describe_array(numpy: Any, value: Any, path: str) -> Described:

@@ -22,10 +22,10 @@ from orchestrator.checkpoint.errors import (
     UnsupportedStateError,
 )
 from orchestrator.checkpoint.format import layout
-from orchestrator.checkpoint.format.dtypes import torch_type
+from orchestrator.checkpoint.format.tensorfile import torch_type
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 _CONTAINERS = frozenset({dict, OrderedDict, list, tuple})
@@ -133,9 +133,7 @@ def _holds(state: Any, kind: type) -> bool:
 
 def _own_piece(tensor: Any, path: str) -> dict[str, Any] | None:
     """Return the piece of a DTensor that this rank stores; None when it has none, or another rank stores the same."""
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    mesh, coordinate = tensor.device_mesh, tensor.device_mesh.get_coordinate()
+    coordinate = tensor.device_mesh.get_coordinate()
     if any(placement.is_partial() for placement in tensor.placements):
         raise UnsupportedStateError(f"{path}: a partial DTensor is a sum not yet made; redistribute() it before saving")
     if coordinate is None:
@@ -143,10 +141,18 @@ def _own_piece(tensor: Any, path: str) -> dict[str, Any] | None:
     for place, placement in zip(coordinate, tensor.placements, strict=True):
         if placement.is_replicate() and place != 0:
             return None
-    shape, offsets = compute_local_shape_and_global_offset(tensor.shape, mesh, tensor.placements)
+    shape, offsets = _local(tensor)
     if math.prod(shape) == 0:
         return None
     return {"key": path, "offsets": list(offsets), "tensor": tensor.to_local().detach()}
+
+
+def _local(tensor: Any) -> tuple[Sequence[int], Sequence[int]]:
+    """Return shape and offsets of this rank's part of a DTensor."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return shape, offsets
 
 
 def _visit(value: Any, path: str, replace: Callable[[Any, str], Any], kind: Any) -> Any:
@@ -207,12 +213,32 @@ def _checked(piece: Any) -> Mapping[str, Any]:
     raise CorruptCheckpointError("a piece of a sharded tensor is malformed")
 
 
-def _fill(targets: dict[str, Any], pieces: Mapping[str, list[Mapping[str, Any]]]) -> None:
-    """Copy stored pieces into DTensors of any layout, as torch.distributed.checkpoint plans it."""
-    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-    from torch.distributed.checkpoint.state_dict_loader import load
+def _fill(targets: Mapping[str, Any], pieces: Mapping[str, list[Mapping[str, Any]]]) -> None:
+    """Copy into this rank's part of each DTensor what the stored pieces have of it, whatever the two layouts are."""
+    for key, target in targets.items():
+        if target.device_mesh.get_coordinate() is None:
+            continue
+        own, (_, starts) = target.detach().to_local(), _local(target)
+        filled = 0
+        try:
+            for piece in pieces[key]:
+                filled += _copy_common(own, starts, piece["tensor"], piece["offsets"])
+        except MALFORMED as error:
+            raise CorruptCheckpointError(f"the pieces of {key} do not fit together: {error}") from error
+        if filled != own.numel():
+            raise CorruptCheckpointError(f"the pieces of {key} do not make up a tensor of shape {tuple(target.shape)}")
 
-    from orchestrator.checkpoint.format.dcp_reader import PieceReader
 
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    load(targets, storage_reader=PieceReader({key: pieces[key] for key in targets}), planner=planner, no_dist=True)
+def _copy_common(own: Any, starts: Sequence[int], tensor: Any, offsets: Sequence[int]) -> int:
+    """Copy the block of a whole that both have, of which each begins at its offsets; return the number of its elements."""
+    begins = [max(mine, its) for mine, its in zip(starts, offsets, strict=True)]
+    ends = [
+        min(mine + here, its + there)
+        for mine, here, its, there in zip(starts, own.shape, offsets, tensor.shape, strict=True)
+    ]
+    if any(end <= begin for begin, end in zip(begins, ends, strict=True)):
+        return 0
+    into = tuple(slice(begin - mine, end - mine) for begin, end, mine in zip(begins, ends, starts, strict=True))
+    block = tensor[tuple(slice(begin - its, end - its) for begin, end, its in zip(begins, ends, offsets, strict=True))]
+    own[into].copy_(block)
+    return int(block.numel())

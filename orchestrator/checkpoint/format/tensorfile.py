@@ -1,4 +1,4 @@
-"""The safetensors file format, read and written with the standard library alone.
+"""The safetensors file format, read and written with the standard library alone, and its types by torch's names.
 
 Not the safetensors package, because only torch is certain to exist in a training script's interpreter, because the rank
 actor writes tensors of any type without importing torch, and because reading and hashing in one pass makes loading
@@ -14,7 +14,7 @@ import json
 import struct
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint.errors import CorruptCheckpointError
 
@@ -108,3 +108,27 @@ def _check(entries: Sequence[TensorEntry], data_bytes: int) -> None:
         expected = ITEM_BYTES[entry.dtype] * prod(entry.shape)
         if not (0 <= entry.begin <= entry.end <= data_bytes and entry.end - entry.begin == expected):
             raise CorruptCheckpointError(f"tensor {entry.name!r} is outside its file or has the wrong size")
+
+
+TORCH_TYPES: Mapping[str, str] = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "complex64": "C64",
+    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
+    "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
+}  # fmt: skip
+"""The types of safetensors, by torch's names."""
+OTHER_TORCH_TYPES = frozenset({
+    "complex128", "complex32", "float8_e4m3fnuz", "float8_e5m2fnuz", "float4_e2m1fn_x2",
+    "quint8", "qint8", "qint32", "quint4x2", "quint2x4", "bits1x8", "bits2x4", "bits4x2", "bits8", "bits16",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)),
+})  # fmt: skip
+"""Types of torch that safetensors lacks. A type in neither table is neither stored nor restored."""
+
+
+def torch_type(name: Any) -> Any:
+    """Return the torch type with that name. Raises ValueError for any other name."""
+    import torch
+
+    if not isinstance(name, str) or not (name in TORCH_TYPES or name in OTHER_TORCH_TYPES) or not hasattr(torch, name):
+        raise ValueError(f"{name!r} is not a type of this torch")
+    return getattr(torch, name)

@@ -14,33 +14,36 @@ never becomes complete, the round is abandoned after a while, and nothing wrong 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.checkpoint.errors import CheckpointError, OvertakenError, StaleAttemptError, failure_kind
-from orchestrator.checkpoint.repository.pace import LOOK_SECONDS, Pace, next_pause
-from orchestrator.checkpoint.repository.pending_snapshots import PendingSnapshots
-from orchestrator.checkpoint.repository.persister_pages import PersisterPages
-from orchestrator.checkpoint.repository.persister_record import PersisterRecord
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
-from orchestrator.checkpoint.repository.rounds import Rounds
-from orchestrator.checkpoint.repository.snapshot_storage import SnapshotStorage
-from orchestrator.checkpoint.snapshots.file import held, identity
-from orchestrator.checkpoint.snapshots.unmapped import UnmappedDirectory
+from orchestrator.checkpoint.repository.status import PersisterStatus, StorageGauge
+from orchestrator.checkpoint.snapshots.file import PartRegion, SnapshotDirectory, held, identity, version_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from orchestrator.checkpoint.repository.status import PersisterStatus, StorageGauge
-    from orchestrator.checkpoint.snapshots.file import SnapshotMeta
-    from orchestrator.checkpoint.snapshots.unmapped import FileSlot
+    from orchestrator.checkpoint.snapshots.file import (
+        HeldVersion,
+        SnapshotMeta,
+        SnapshotSlot,
+        StoreState,
+    )
     from orchestrator.checkpoint.storage.info import CheckpointInfo
     from orchestrator.checkpoint.storage.storage import Storage
 
 POLL_SECONDS = 0.05  # during a flush
+LOOK_SECONDS = 0.25  # each look costs 0.1 to 0.3 ms of a core
+SOON_SECONDS = 0.002  # the first look after a wanted snapshot was written; then twice as long each time
+BUSY_SHARE = 0.05  # of the time, at most, is spent writing: a slow storage stretches the interval
+RETRY_SECONDS = 2.0  # after a failed write
+PATIENCE_SECONDS = 30.0  # until a version that some rank has not stored is abandoned for a newer one
 INTERVAL_SECONDS = 5.0  # between the starts of two writes: with the write's duration, the most that a lost node costs
 
 
@@ -97,7 +100,7 @@ class SnapshotPersister:
     ) -> None:
         pace = pace or Pace()
         self._rank, self._clock = rank, clock
-        self._directory = UnmappedDirectory(snapshot_dir)
+        self._directory = SnapshotDirectory(snapshot_dir)
         self._pages = PersisterPages(self._directory, rank)
         self._record = PersisterRecord(self._pages, pace, clock=clock, on_persisted=on_persisted)
         self._pending = PendingSnapshots(self._directory, rank, pages=self._pages, record=self._record)
@@ -164,9 +167,7 @@ class SnapshotPersister:
         while not self._closing.wait(pause):
             busy = self.poll() and self._wrote_wanted
             self._storage.look()
-            with self._lock:
-                used = bool(self._directory.slots(self._rank))
-            pause = next_pause(pause, busy=busy, used=used)
+            pause = SOON_SECONDS if busy else min(2 * pause, LOOK_SECONDS)
 
     # Everything below happens under the lock
 
@@ -205,7 +206,7 @@ class SnapshotPersister:
         except (CheckpointError, OSError):
             return False
 
-    def _persist(self, meta: SnapshotMeta, slot: FileSlot) -> bool:
+    def _persist(self, meta: SnapshotMeta, slot: SnapshotSlot) -> bool:
         started, word = self._clock(), identity(meta.version)
         try:
             with self._directory.storing(self._rank) as alone:
@@ -227,3 +228,281 @@ class SnapshotPersister:
         self._rounds.wrote(started, seconds)
         self._record.succeeded(meta, info, seconds)
         return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Share of the time that writes may take, and the seconds to wait after failures and for missing parts."""
+
+    busy_share: float = BUSY_SHARE
+    retry_seconds: float = RETRY_SECONDS
+    patience_seconds: float = PATIENCE_SECONDS
+
+
+_CLEARED_AGAIN = 3  # how often an older attempt's half-written checkpoint may be cleared away by the next one's ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RegionPart:
+    """A part in a slot, as the checkpoint writer reads it."""
+
+    slot: SnapshotSlot
+    region: PartRegion
+
+    @property
+    def total_bytes(self) -> int:
+        return self.region.tree_bytes + self.region.image_bytes
+
+    def tree_file(self) -> Iterator[memoryview]:
+        return self.slot.pieces(self.region.tree_at, self.region.tree_bytes)
+
+    def tensor_file(self) -> Iterator[memoryview] | None:
+        start, size = self.region.image_at, self.region.image_bytes
+        return self.slot.pieces(start, size) if size else None
+
+
+class SnapshotStorage:
+    """Stores one rank's snapshots. ``done`` is the identity stored last; ``opened`` opens a snapshot's repository, with a lease."""
+
+    def __init__(self, opened: Callable[[SnapshotMeta, int], CheckpointRepository]) -> None:
+        self.gauge = StorageGauge()
+        self.done = 0
+        self._opened = opened
+        self._repository: CheckpointRepository | None = None
+        self._key: tuple[object, ...] = ()
+        self._lease = 0  # the newest attempt that this process supervises ranks of
+
+    def hold_lease(self, attempt: int) -> None:
+        """Allow this process to store snapshots that attempts before ``attempt`` left in memory."""
+        self._lease = max(self._lease, attempt)
+
+    def look(self) -> None:
+        """Read the free space of the storage that was used last, if a reading is due."""
+        if self._repository is not None:
+            self.gauge.look(self._repository.storage)
+
+    def holds(self, meta: SnapshotMeta) -> bool:
+        """Whether storage has this checkpoint. Raises CheckpointError or OSError."""
+        if identity(meta.version) == self.done and not meta.gang:
+            return True
+        return meta.version.name in self._repository_of(meta).storage.names()
+
+    def write(self, meta: SnapshotMeta, slot: SnapshotSlot) -> CheckpointInfo | None:
+        """Write this rank's parts; return the checkpoint if they complete it. Raises CheckpointError or OSError."""
+        parts = {region.name: _RegionPart(slot=slot, region=region) for region in meta.parts}
+        for _ in range(_CLEARED_AGAIN if meta.attempt < self._lease else 0):
+            with contextlib.suppress(FileNotFoundError):  # the next attempt's ranks remove incomplete checkpoints
+                return self._save(meta, slot, parts)
+        return self._save(meta, slot, parts)
+
+    def _save(self, meta: SnapshotMeta, slot: SnapshotSlot, parts: Mapping[str, _RegionPart]) -> CheckpointInfo | None:
+        repository = self._repository_of(meta)
+        with self.gauge.writing(repository.storage):
+            return repository.save_parts(
+                parts, step=meta.step, gang=meta.gang, metrics=meta.metrics, still_valid=lambda: slot.holds(meta)
+            )
+
+    def _repository_of(self, meta: SnapshotMeta) -> CheckpointRepository:
+        key = (meta.attempt, meta.world_size, meta.job_id, meta.token, self._lease)
+        if self._repository is None or key != self._key:
+            self._repository, self._key = self._opened(meta, self._lease), key
+        return self._repository
+
+
+class PersisterPages:
+    """The held version of the job, the state of storage of this rank, and the snapshots that rank 0 requires there."""
+
+    def __init__(self, directory: SnapshotDirectory, rank: int) -> None:
+        self._directory, self._rank = directory, rank
+        self._hold: HeldVersion | None = None
+        self._own: StoreState | None = None
+        self._leader: StoreState | None = None
+
+    def open(self) -> HeldVersion:
+        """Report to the rank that it is served; return the held version. Raises OSError."""
+        if self._hold is None:
+            own = self._directory.store_state(self._rank)
+            self._leader = own if self._rank == 0 else self._directory.store_state(0)
+            hold = self._directory.hold()
+            own.serve(serving=True)
+            self._own, self._hold = own, hold  # both, or the next call tries again
+        return self._hold
+
+    def close(self) -> None:
+        """Report that the rank is no longer served."""
+        if self._own is not None:
+            self._own.serve(serving=False)
+            self._own = None
+        if self._hold is not None:
+            self._hold.close()
+            self._hold = None
+
+    def wanted(self) -> frozenset[int]:
+        """Return the identities that every rank of the gang must write to storage."""
+        return frozenset() if self._leader is None else self._leader.wanted()
+
+    def fail(self, *, failing: bool) -> None:
+        """Report whether the last write to storage failed: the rank waits only while it did not."""
+        if self._own is not None:
+            self._own.fail(failing=failing)
+
+
+class PersisterRecord:
+    """Keeps ``status``, and reports failing storage to the rank. ``clock`` gives seconds that never go backwards."""
+
+    def __init__(
+        self,
+        pages: PersisterPages,
+        pace: Pace,
+        *,
+        clock: Callable[[], float],
+        on_persisted: Callable[[CheckpointInfo], None] | None,
+    ) -> None:
+        self.status = PersisterStatus()
+        self._pages, self._pace, self._clock, self._on_persisted = pages, pace, clock, on_persisted
+        self._retry_at = 0.0
+
+    def is_waiting(self) -> bool:
+        """Whether a write failed so recently that it is not tried again yet."""
+        return self._clock() < self._retry_at
+
+    def succeeded(self, meta: SnapshotMeta, info: CheckpointInfo | None, seconds: float) -> None:
+        """Record a write; ``info`` is the checkpoint, if this write made it complete."""
+        self._pages.fail(failing=False)
+        self.status = dataclasses.replace(
+            self.status,
+            step=meta.step,
+            attempt=meta.attempt,
+            path=self.status.path if info is None else info.path,
+            bytes=sum(region.tree_bytes + region.image_bytes for region in meta.parts),
+            at=time.time(),
+            seconds=seconds,
+            persisted=self.status.persisted + 1,
+            failure="",
+            failure_kind="",
+            failures_in_a_row=0,
+            failing_since=None,
+        )
+        if info is not None and self._on_persisted is not None:
+            self._on_persisted(info)
+
+    def failed(self, message: str, kind: str) -> None:
+        """Record a failure, and delay the next try."""
+        self._retry_at = self._clock() + self._pace.retry_seconds
+        self._pages.fail(failing=True)
+        before = self.status
+        self.status = dataclasses.replace(
+            before,
+            failures=before.failures + 1,
+            failure=message,
+            failure_kind=kind,
+            failures_in_a_row=before.failures_in_a_row + 1,
+            failing_since=before.failing_since or time.time(),
+        )
+
+    def late(self, steps: list[int], seconds: float) -> None:
+        """Record that the snapshots of these steps were not on storage in time."""
+        which = f"step {', '.join(map(str, steps))}" if steps else "the newest step"
+        why = f": {self.status.failure}" if self.status.failure else ""
+        self.failed(f"the snapshot of {which} was not on storage after {seconds:g} s{why}", "late")
+
+
+class PendingSnapshots:
+    """Reads such snapshots from the rank's slots: the rank marks its own, rank 0 publishes those of the best scores."""
+
+    def __init__(
+        self, directory: SnapshotDirectory, rank: int, *, pages: PersisterPages, record: PersisterRecord
+    ) -> None:
+        self._directory, self._rank, self._pages, self._record = directory, rank, pages, record
+
+    def __bool__(self) -> bool:
+        return bool(self._found())
+
+    def oldest(self) -> tuple[SnapshotMeta, SnapshotSlot] | None:
+        """Return the oldest readable pending snapshot and its slot; give up those that can never be read."""
+        for word, slot in sorted(self._found(), key=lambda item: item[0]):
+            meta = slot.meta()
+            if meta is not None:
+                return meta, slot
+            if slot.identity() == word:  # it stays unreadable
+                slot.mark_stored(word)
+                self._record.failed(f"a snapshot in {slot.path} is damaged and was given up", "damaged")
+        return None
+
+    def steps(self) -> list[int]:
+        """Return the steps of the pending snapshots, the oldest version's first."""
+        found = [version_of(word) for word, _ in self._found()]
+        return [version.step for version in sorted(version for version in found if version is not None)]
+
+    def _found(self) -> list[tuple[int, SnapshotSlot]]:
+        wanted = self._pages.wanted()
+        return [(word, slot) for slot in self._directory.slots(self._rank) if (word := slot.pending(wanted))]
+
+
+Found = list[tuple["SnapshotMeta", "SnapshotSlot"]]
+
+
+class Rounds:
+    """Begins and ends the rounds, for rank 0's persister. ``clock`` gives seconds that never go backwards."""
+
+    def __init__(
+        self,
+        directory: SnapshotDirectory,
+        storage: SnapshotStorage,
+        pace: Pace,
+        *,
+        clock: Callable[[], float],
+        interval_seconds: float,
+    ) -> None:
+        self._directory, self._storage, self._pace = directory, storage, pace
+        self._clock, self._interval = clock, interval_seconds
+        self._not_before = 0.0
+        self._since = 0.0
+
+    def is_due(self) -> bool:
+        """Whether the next round may begin."""
+        return self._clock() >= self._not_before
+
+    def wrote(self, started: float, seconds: float) -> None:
+        """Delay the next round so that writes take no more than their share of the time."""
+        self._not_before = max(self._not_before, started + seconds / self._pace.busy_share)
+
+    def coordinate(self, hold: HeldVersion, mine: Found, *, flushing: bool) -> None:
+        """End a finished round, and begin the next one when it is due. ``mine`` are the snapshots of rank 0."""
+        now = self._clock()
+        word = hold.get()
+        if word and not flushing:
+            if now - self._since < self._pace.patience_seconds and not self._is_over(word, mine):
+                return
+            hold.set(0)
+        if not flushing and now < self._not_before:
+            return
+        whole = self.newest_whole()
+        if whole is None:
+            return
+        newest = identity(whole.version)
+        if newest == word or (newest <= self._storage.done and not flushing):
+            return
+        if flushing and self._storage.holds(whole):
+            return
+        if any(slot.pending() == newest for slot in self._directory.slots(0)):
+            return  # every rank writes a pending snapshot without a round
+        hold.set(newest)
+        self._since = now
+        self._not_before = max(self._not_before, now + self._interval)
+
+    def newest_whole(self) -> SnapshotMeta | None:
+        """Return the newest snapshot of rank 0 that every rank of its gang has too."""
+        found = (meta for meta, _ in self._directory.snapshots(0) if self._directory.is_whole(meta))
+        return next(found, None)
+
+    def _is_over(self, word: int, mine: Found) -> bool:
+        """Whether the held checkpoint is in storage, or can never be because ranks hold different ones."""
+        chosen = held([identity(meta.version) for meta, _ in mine], word)
+        meta = next((meta for meta, _ in mine if identity(meta.version) == chosen), None)
+        if meta is None:
+            return True
+        others = range(1, meta.world_size) if meta.gang else ()
+        if any(held([slot.identity() for slot in self._directory.slots(rank)], word) != chosen for rank in others):
+            return True
+        return self._storage.holds(meta)

@@ -1,31 +1,152 @@
 """The repository of one job's checkpoints, as one rank of one attempt sees it: save, load, list, verify, retain.
 
 Guarantees (docs/checkpoints.md): a checkpoint counts only when it is complete; a damaged one is never loaded, and the
-newest valid one is found; the last valid one is never removed; a writer of an older attempt is refused. Ranks do not
-communicate: they share only the storage.
+newest valid one is found; the last valid one is never removed; a writer of an older attempt is refused.
+
+Ranks do not communicate: they share only the storage. The first one that has chosen what to resume from leaves a note
+in the checkpoint directory, or in that of the snapshots, and the others follow it; so they agree even when a checkpoint is found damaged, or becomes
+complete, between their reads.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.checkpoint.errors import CorruptCheckpointError
-from orchestrator.checkpoint.format import codec, sharded
+from orchestrator.checkpoint.errors import CorruptCheckpointError, ResumeMismatchError
+from orchestrator.checkpoint.format import codec, layout, sharded
 from orchestrator.checkpoint.format.layout import Version
-from orchestrator.checkpoint.repository.resume import WAIT_SECONDS, Resume
-from orchestrator.checkpoint.storage.directory import CheckpointDirectory
-from orchestrator.checkpoint.storage.fence import Fence
+from orchestrator.checkpoint.snapshots.reader import MEMORY
+from orchestrator.checkpoint.storage.directory import Checkpoint, CheckpointDirectory, CheckpointReader
 from orchestrator.checkpoint.storage.info import CheckpointInfo, Retention
-from orchestrator.checkpoint.storage.reader import Checkpoint, CheckpointReader
-from orchestrator.checkpoint.storage.storage import Storage, open_storage
-from orchestrator.checkpoint.storage.writer import CheckpointWriter, Draft, EncodedPart, Part
+from orchestrator.checkpoint.storage.storage import LocalStorage, Storage, open_storage
+from orchestrator.checkpoint.storage.writer import CheckpointWriter, Draft, EncodedPart, Fence, Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from orchestrator.checkpoint.snapshots.reader import SnapshotReader
+
+WAIT_SECONDS = 300.0  # rank 0 may have much to verify
+_POLL_SECONDS = 0.05
+_FROM_MEMORY = f"{MEMORY}:"
+_NOTHING = ""
+
+
+class Resume:
+    """Finds the checkpoint from which one rank starts. ``token`` None: the rank decides alone."""
+
+    def __init__(
+        self,
+        directory: CheckpointDirectory,
+        snapshots: SnapshotReader | None,
+        *,
+        rank: int,
+        world_size: int,
+        attempt: int,
+        token: str | None,
+        wait_seconds: float = WAIT_SECONDS,
+    ) -> None:
+        self._wait_seconds = wait_seconds
+        self._directory, self._snapshots = directory, snapshots
+        self._storage = directory.storage
+        # Ranks that share snapshots share their directory, too, which has space where a disk has none.
+        self._notes = self._storage if snapshots is None else LocalStorage(snapshots.path, private=True)
+        self._rank, self._world_size = rank, world_size
+        self._attempt, self._token = attempt, token
+        self._loads = 0
+        self._into: Any = None
+
+    def load(self, into: Any = None) -> Checkpoint | None:
+        """Return the checkpoint to start from, None when there is none. See CheckpointRepository.load_latest for errors."""
+        self._into = into
+        if self._world_size == 1 or self._token is None:
+            return self._decide()
+        ticket = layout.ticket_name(self._attempt, self._token, self._loads)
+        self._loads += 1
+        agreed = self._read(ticket)
+        if agreed is None and self._rank != 0 and not self._notes.atomic_create:
+            agreed = self._wait_for(ticket)  # where two ranks could create the note at once, only rank 0 does
+        if agreed is not None:
+            return self._follow(agreed)
+        loaded = self._decide()
+        choice = _choice(loaded)
+        if self._notes.create(ticket, json.dumps({"checkpoint": choice}).encode()):
+            return loaded
+        agreed = self._read(ticket) or _NOTHING
+        return loaded if agreed == choice else self._follow(agreed)
+
+    def _decide(self) -> Checkpoint | None:
+        in_memory = None if self._snapshots is None else self._snapshots.newest()
+        for name in self._directory.candidates():
+            version = layout.parse_name(name)
+            if in_memory is not None and version is not None and version <= in_memory:
+                break  # a copy in memory is faster than a file, which must be verified
+            try:
+                return CheckpointReader(self._storage, name).load(
+                    self._rank, self._world_size, verify_all=True, into=self._into
+                )
+            except CorruptCheckpointError as error:
+                self._directory.quarantine(name, str(error))
+        if in_memory is None or self._snapshots is None:
+            return None
+        try:
+            return self._snapshots.load(in_memory, self._rank, self._world_size, self._into)
+        except CorruptCheckpointError as error:
+            self._directory.quarantined.append(f"snapshot of step {in_memory.step}: {error}")
+            self._snapshots = None
+            return self._decide()
+
+    def _follow(self, choice: str) -> Checkpoint | None:
+        if choice == _NOTHING:
+            return None
+        try:
+            if choice.startswith(_FROM_MEMORY):
+                return self._from_memory(choice.removeprefix(_FROM_MEMORY))
+            return CheckpointReader(self._storage, choice).load(
+                self._rank, self._world_size, verify_all=False, into=self._into
+            )
+        except CorruptCheckpointError as error:
+            if not choice.startswith(_FROM_MEMORY):
+                self._directory.quarantine(choice, str(error))
+            raise ResumeMismatchError(
+                f"rank {self._rank} cannot load {choice}, which the other ranks resume from ({error});"
+                " restart the attempt: the checkpoint before it will be used"
+            ) from error
+
+    def _from_memory(self, name: str) -> Checkpoint:
+        version = layout.parse_name(name)
+        if self._snapshots is None or version is None:
+            raise CorruptCheckpointError("this rank has no access to the snapshots of the others")
+        return self._snapshots.load(version, self._rank, self._world_size, self._into)
+
+    def _wait_for(self, ticket: str) -> str:
+        deadline = time.monotonic() + self._wait_seconds
+        while (agreed := self._read(ticket)) is None:
+            if time.monotonic() >= deadline:
+                raise ResumeMismatchError(
+                    f"rank {self._rank} waited {self._wait_seconds:.0f} s for rank 0 to choose a checkpoint;"
+                    " every rank must call load()"
+                )
+            time.sleep(_POLL_SECONDS)
+        return agreed
+
+    def _read(self, ticket: str) -> str | None:
+        try:
+            return str(json.loads(bytes(self._notes.read(ticket)))["checkpoint"])
+        except FileNotFoundError:
+            return None
+
+
+def _choice(loaded: Checkpoint | None) -> str:
+    if loaded is None:
+        return _NOTHING
+    name = Version(attempt=loaded.attempt, step=loaded.step).name
+    return f"{_FROM_MEMORY}{name}" if loaded.path == MEMORY else name
+
 
 _SHARED_TOKEN = "shared"  # noqa: S105  (no secret: names the staging directory of runs without a token)
 
@@ -136,14 +257,12 @@ class CheckpointRepository:
                 self._directory.retain(self.retention)
                 if self._fence.lease == self.attempt:  # a newer attempt's work in progress must stay
                     self._directory.clean(version, self._run)
-            self.storage.keep_spare()
         return info
 
     def hold_fence(self) -> None:
         """Announce this attempt, so that older ones are refused; StaleAttemptError when this one is older."""
         if self._fence.hold(announce=self.rank == 0) and self._fence.lease == self.attempt:
             self._directory.clean(Version(attempt=self.attempt, step=0), self._run)
-            self.storage.keep_spare()
 
     def load_latest(self, into: Any = None) -> Checkpoint | None:
         """Load the newest valid checkpoint from memory or storage, None when there is none; quarantine damaged ones.

@@ -5,53 +5,63 @@ the state its JSON text and the image of its tensor file, byte for byte as on st
 memory to a file and needs no knowledge of tensors.
 
 A slot's *identity* (attempt and step in one 64-bit word) is zero during a write and is set last. A process killed in
-the middle leaves zero; a reader checks that the identity is the same before and after reading. Only the standard
-library is used here.
+the middle leaves zero; a reader checks that the identity is the same before and after reading.
+
+Only the process that writes a slot maps it. All others, and all readers of the pages of words that ranks share with their
+persisters, use system calls, because a rank can truncate a file at any moment: reading a map of it would kill the reader
+(SIGBUS), a short read is an ordinary error. Only the standard library is used here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
 import json
 import mmap
 import os
 import re
 import struct
+import weakref
 import zlib
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
+from orchestrator.checkpoint.errors import CorruptCheckpointError
 from orchestrator.checkpoint.format import layout
 from orchestrator.checkpoint.format.layout import Version
-from orchestrator.checkpoint.snapshots.available_memory import available_memory_bytes
-from orchestrator.checkpoint.snapshots.shared_words import HeldVersion, MappedWords, StoreState
-from orchestrator.checkpoint.snapshots.writer_lock import SnapshotUnavailableError, WriterLock
+from orchestrator.private_files import make_private
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping
-
-    from orchestrator.checkpoint.snapshots.shared_words import Words
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 HEADER_BYTES = 16 * 1024
 SLOTS = 3  # the newest, the one being written, and one that is being persisted
 MOST_OF_AVAILABLE = 0.9  # the rest is for allocations of other processes
+PIECE_BYTES = 256 * 1024  # fits a core's cache while it is hashed and written
+MEMINFO = Path("/proc/meminfo")
+CGROUPS = Path("/sys/fs/cgroup")
 _MAGIC = b"ORCHSNAP"
 _FORMAT = 1
 _HEAD = struct.Struct("<8sII")
-_IDENTITY = struct.Struct("<Q")
+_WORD = struct.Struct("<Q")
 _IDENTITY_AT = 64  # on its own cache line
 _WANTED_AT = 72  # the identity of a snapshot that must reach storage
 _STORED_AT = 80  # the identity of the snapshot that has reached it, or never will
 _META = struct.Struct("<II")  # length and CRC-32 of the JSON that follows
 _META_AT = 128
-_MADV_POPULATE_READ = 22  # Linux 5.14; Python has no name for it yet
 _PART_NAME = re.compile(r"state|(?:rank|shard)-\d{5,10}")
 _TOKEN = re.compile(r"[A-Za-z0-9_.-]{0,128}")
 _STEP_BITS = 40
 _MAX_STEP = 2**_STEP_BITS - 1
 _MAX_ATTEMPT = 2**23
+
+
+class SnapshotUnavailableError(Exception):
+    """Shared memory cannot be used for this snapshot; it is saved to storage directly instead."""
+
+
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, SnapshotUnavailableError)
 
 
@@ -102,27 +112,96 @@ def version_of(word: int) -> Version | None:
     return None if word == 0 else Version(attempt=(word >> _STEP_BITS) - 1, step=word & _MAX_STEP)
 
 
-class Slot(ABC):
-    """The header of a slot, independent of how its bytes are read."""
+class SnapshotSlot:
+    """One slot. Its file stays open while anything refers to it.
 
-    path: Path
+    Everything but ``memory`` reads and writes the file by system calls.
+    """
+
+    def __init__(self, path: Path, handle: int) -> None:
+        self.path, self._handle = path, handle
+        weakref.finalize(self, os.close, handle)
+
+    @classmethod
+    def create(cls, path: Path, size: int) -> Self:
+        """Create a blank slot of ``size`` bytes in place of any existing one.
+
+        Its pages are reserved at once, so that missing shared memory is an error here, not a SIGBUS later. The
+        reservation also leaves the memory that the machine's processes need: the kernel would otherwise kill one of
+        them.
+        """
+        left = available_memory_bytes()
+        if left is not None and size > left * MOST_OF_AVAILABLE:
+            raise SnapshotUnavailableError(
+                f"no room for a snapshot of {size} bytes: {left} bytes of memory are left on this machine"
+            )
+        draft = path.with_suffix(".new")
+        handle = os.open(draft, os.O_CREAT | os.O_RDWR | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        slot = cls(path, handle)
+        try:
+            os.posix_fallocate(handle, 0, size)
+            slot.memory = mmap.mmap(handle, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        except OSError as error:
+            draft.unlink()
+            raise SnapshotUnavailableError(f"{path.parent}: no room for a snapshot of {size} bytes: {error}") from error
+        os.pwrite(handle, _HEAD.pack(_MAGIC, _FORMAT, HEADER_BYTES), 0)
+        draft.replace(path)
+        return slot
+
+    @classmethod
+    def open(cls, path: Path) -> Self | None:
+        """Open an existing slot; None when there is none or it has another format."""
+        try:
+            slot = cls(path, os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
+            header = slot.header()
+        except OSError:
+            return None
+        is_slot = len(header) == HEADER_BYTES and _HEAD.unpack_from(header) == (_MAGIC, _FORMAT, HEADER_BYTES)
+        return slot if is_slot else None
+
+    @functools.cached_property
+    def memory(self) -> mmap.mmap:
+        """The mapped slot, only for the process that writes it: reading the map of a truncated file kills the reader."""
+        return mmap.mmap(self._handle, self.size)
 
     @property
-    @abstractmethod
     def size(self) -> int:
-        """Return the slot's present size in bytes."""
+        """Return the file's present size in bytes."""
+        return os.fstat(self._handle).st_size
 
-    @abstractmethod
     def word(self, at: int) -> int:
         """Return the word at this offset; 0 where the file ends before it."""
+        return int(_WORD.unpack(os.pread(self._handle, _WORD.size, at).ljust(_WORD.size, b"\0"))[0])
 
-    @abstractmethod
     def put_word(self, at: int, word: int) -> None:
         """Write a word."""
+        os.pwrite(self._handle, _WORD.pack(word), at)
 
-    @abstractmethod
     def header(self) -> bytes:
         """Return the first ``HEADER_BYTES``, or fewer in a shorter file."""
+        return os.pread(self._handle, HEADER_BYTES, 0)
+
+    def read(self, start: int, size: int) -> memoryview:
+        """Return a writable copy of these bytes. Raises CorruptCheckpointError when the file ends before."""
+        content, at = memoryview(bytearray(size)), 0
+        while at < size:
+            at += self._read_into(content[at:], start + at)
+        return content
+
+    def pieces(self, start: int, size: int) -> Iterator[memoryview]:
+        """Yield these bytes, piece by piece, reusing one buffer. Raises CorruptCheckpointError when the file ends before."""
+        buffer = memoryview(bytearray(min(size, PIECE_BYTES)))
+        end = start + size
+        while start < end:
+            count = self._read_into(buffer[: end - start], start)
+            yield buffer[:count]
+            start += count
+
+    def _read_into(self, buffer: memoryview, start: int) -> int:
+        count = os.preadv(self._handle, [buffer], start)
+        if count == 0:
+            raise CorruptCheckpointError(f"{self.path} was cut short while it was read")
+        return count
 
     def identity(self) -> int:
         """Return the identity of the snapshot in the slot; 0 when there is none, or it is being written."""
@@ -162,141 +241,44 @@ class Slot(ABC):
         """Whether this is still the snapshot that ``meta`` describes."""
         return self.identity() == identity(meta.version)
 
-
-S = TypeVar("S", bound=Slot)
-
-
-class SnapshotSlot(Slot):
-    """One mapped slot. Its memory stays mapped while anything refers to it.
-
-    Only for the job's own processes: reading the map of a truncated file kills the reader. Others use unmapped.py.
-    """
-
-    def __init__(self, path: Path, memory: mmap.mmap) -> None:
-        self.path, self.memory = path, memory
-
-    @property
-    def size(self) -> int:
-        """Return the number of mapped bytes."""
-        return len(self.memory)
-
-    def word(self, at: int) -> int:
-        """See Slot."""
-        return int(_IDENTITY.unpack_from(self.memory, at)[0])
-
-    def put_word(self, at: int, word: int) -> None:
-        """See Slot."""
-        _IDENTITY.pack_into(self.memory, at, word)
-
-    def header(self) -> bytes:
-        """See Slot."""
-        return self.memory[:HEADER_BYTES]
-
-    @classmethod
-    def create(cls, path: Path, size: int) -> Self:
-        """Create a blank slot of ``size`` bytes in place of any existing one.
-
-        Its pages are reserved at once, so that missing shared memory is an error here, not a SIGBUS later. The
-        reservation also leaves the memory that the machine's processes need: the kernel would otherwise kill one of
-        them.
-        """
-        left = available_memory_bytes()
-        if left is not None and size > left * MOST_OF_AVAILABLE:
-            raise SnapshotUnavailableError(
-                f"no room for a snapshot of {size} bytes: {left} bytes of memory are left on this machine"
-            )
-        draft = path.with_suffix(".new")
-        handle = os.open(draft, os.O_CREAT | os.O_RDWR | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(handle, 0, size)
-            memory = mmap.mmap(handle, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        except OSError as error:
-            draft.unlink()
-            raise SnapshotUnavailableError(f"{path.parent}: no room for a snapshot of {size} bytes: {error}") from error
-        finally:
-            os.close(handle)
-        _HEAD.pack_into(memory, 0, _MAGIC, _FORMAT, HEADER_BYTES)
-        draft.replace(path)
-        return cls(path, memory)
-
-    @classmethod
-    def open(cls, path: Path) -> Self | None:
-        """Open an existing slot; None when there is none or it has another format."""
-        try:
-            handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            return None
-        try:
-            size = os.fstat(handle).st_size
-            if size < HEADER_BYTES:
-                return None
-            memory = mmap.mmap(handle, size)
-        finally:
-            os.close(handle)
-        slot = cls(path, memory)
-        if not is_slot(slot.header()):
-            memory.close()
-            return None
-        return slot
-
-    def prefault(self) -> None:
-        """Map all pages at once, where the kernel can: before reading everything, not before reading the header."""
-        with contextlib.suppress(OSError, ValueError):
-            self.memory.madvise(_MADV_POPULATE_READ)
-
     def begin(self) -> None:
         """Invalidate the slot's content."""
-        _IDENTITY.pack_into(self.memory, _IDENTITY_AT, 0)
-        _IDENTITY.pack_into(self.memory, _WANTED_AT, 0)
+        self.put_word(_IDENTITY_AT, 0)
+        self.put_word(_WANTED_AT, 0)
 
     def want(self, word: int) -> None:
         """Require the snapshot of this identity to reach storage before the slot is used again; 0: none."""
-        _IDENTITY.pack_into(self.memory, _WANTED_AT, word)
+        self.put_word(_WANTED_AT, word)
 
     def describe(self, meta: SnapshotMeta) -> None:
         """Write the snapshot's metadata. Raises SnapshotUnavailableError when it does not fit."""
         raw = json.dumps(_meta_body(meta), separators=(",", ":")).encode()
         if _META_AT + _META.size + len(raw) > HEADER_BYTES:
             raise SnapshotUnavailableError(f"the description of the snapshot has {len(raw)} bytes; pass fewer metrics")
-        start = _META_AT + _META.size
-        self.memory[start : start + len(raw)] = raw
-        _META.pack_into(self.memory, _META_AT, len(raw), zlib.crc32(raw))
+        os.pwrite(self._handle, _META.pack(len(raw), zlib.crc32(raw)) + raw, _META_AT)
 
     def commit(self, word: int) -> None:
         """Make the completely written snapshot count, under this identity."""
-        _IDENTITY.pack_into(self.memory, _IDENTITY_AT, word)
+        self.put_word(_IDENTITY_AT, word)
 
 
-def is_slot(header: bytes) -> bool:
-    """Whether a file with this beginning is a slot of this format."""
-    return len(header) == HEADER_BYTES and _HEAD.unpack_from(header) == (_MAGIC, _FORMAT, HEADER_BYTES)
-
-
-class SlotDirectory(ABC, Generic[S]):
+class SnapshotDirectory:
     """The snapshots of one job on one node, in a directory shared by all of its ranks and rank actors."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._open: dict[Path, tuple[int, S]] = {}  # by inode: a slot that becomes too small is replaced
+        self._open: dict[Path, tuple[int, SnapshotSlot]] = {}  # by inode: a slot that becomes too small is replaced
 
     def slot_path(self, rank: int, index: int) -> Path:
         """Return the file of a rank's slot."""
         return self.path / f"{layout.rank_part(rank)}.{index}.snap"
 
-    @abstractmethod
-    def _slot_at(self, path: Path) -> S | None:
-        """Return the slot in this file; None when there is none."""
-
-    @abstractmethod
-    def _words_at(self, path: Path) -> Words:
-        """Return the page of words in this file, created if missing."""
-
-    def slots(self, rank: int) -> list[S]:
+    def slots(self, rank: int) -> list[SnapshotSlot]:
         """Return a rank's slots."""
         found = (self._slot(self.slot_path(rank, index)) for index in range(SLOTS))
         return [slot for slot in found if slot is not None]
 
-    def _slot(self, path: Path) -> S | None:
+    def _slot(self, path: Path) -> SnapshotSlot | None:
         try:
             inode = path.stat().st_ino
         except OSError:
@@ -305,12 +287,12 @@ class SlotDirectory(ABC, Generic[S]):
         known = self._open.get(path)
         if known is not None and known[0] == inode:
             return known[1]
-        slot = self._slot_at(path)
+        slot = SnapshotSlot.open(path)
         if slot is not None:
             self._open[path] = (inode, slot)
         return slot
 
-    def snapshots(self, rank: int) -> list[tuple[SnapshotMeta, S]]:
+    def snapshots(self, rank: int) -> list[tuple[SnapshotMeta, SnapshotSlot]]:
         """Return a rank's valid snapshots, newest first."""
         found = [(meta, slot) for slot in self.slots(rank) if (meta := slot.meta()) is not None]
         return sorted(found, key=lambda item: item[0].version, reverse=True)
@@ -328,7 +310,7 @@ class SlotDirectory(ABC, Generic[S]):
 
     def store_state(self, rank: int) -> StoreState:
         """Return the words by which a rank and its persister share the state of storage."""
-        return StoreState(self._words_at(self.path / f"{layout.rank_part(rank)}.store"))
+        return StoreState(self.path / f"{layout.rank_part(rank)}.store")
 
     @contextlib.contextmanager
     def storing(self, rank: int) -> Iterator[bool]:
@@ -349,17 +331,7 @@ class SlotDirectory(ABC, Generic[S]):
 
     def hold(self) -> HeldVersion:
         """Return the word by which the persisters request that ranks keep a snapshot."""
-        return HeldVersion(self._words_at(self.path / "hold"))
-
-
-class SnapshotDirectory(SlotDirectory[SnapshotSlot]):
-    """The snapshots of a job for its ranks: slots and words are mapped."""
-
-    def _slot_at(self, path: Path) -> SnapshotSlot | None:
-        return SnapshotSlot.open(path)
-
-    def _words_at(self, path: Path) -> Words:
-        return MappedWords(path)
+        return HeldVersion(self.path / "hold")
 
 
 def held(identities: list[int], word: int) -> int:
@@ -397,3 +369,133 @@ def _meta_from(body: dict[str, Any], size: int) -> SnapshotMeta:
     if not isinstance(meta.job_id, str) or not isinstance(meta.token, str) or not _TOKEN.fullmatch(meta.token):
         raise ValueError("job_id or token is malformed")
     return meta
+
+
+def available_memory_bytes(meminfo: Path = MEMINFO, cgroups: Path = CGROUPS) -> int | None:
+    """Return the memory that new pages may take on this machine and in this process's control group; None if unknown."""
+    found = []
+    with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
+        lines = meminfo.read_text().splitlines()
+        found.append(int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024)
+    with contextlib.suppress(OSError, ValueError, LookupError):
+        group = cgroups / Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2].lstrip("/")
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        # Page cache is freed on demand; pages of shared memory are not.
+        found.append(limit - used + int(stat["active_file"]) + int(stat["inactive_file"]))
+    with contextlib.suppress(OSError, ValueError, LookupError, StopIteration):
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        path = next(line.split(":", 2)[2] for line in lines if "memory" in line.split(":")[1].split(","))
+        group = cgroups / "memory" / path.lstrip("/")
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        used = int((group / "memory.usage_in_bytes").read_text())
+        files = int(stat["total_active_file"]) + int(stat["total_inactive_file"])
+        found.append(int(stat["hierarchical_memory_limit"]) - used + files)
+    return min(found, default=None)
+
+
+class WriterLock:
+    """Held for its lifetime by the process that writes a rank's slots.
+
+    A POSIX record lock: the kernel frees it with the process, and forked children do not inherit it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._handle: int | None = None
+
+    def acquire(self) -> None:
+        """Take the lock. Raises SnapshotUnavailableError when another live process has it, or its file cannot be created."""
+        try:
+            make_private(self._path.parent)
+            handle = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise SnapshotUnavailableError(f"{self._path.parent} cannot be used for snapshots: {error}") from error
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(handle)
+            raise SnapshotUnavailableError(f"another live process writes the snapshots of {self._path.stem}") from error
+        self._handle = handle
+
+    def release(self) -> None:
+        """Release the lock. Idempotent."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+class Words:
+    """A page of 64-bit words, created if missing. Each access is a system call, which is safe for a file of any length."""
+
+    def __init__(self, path: Path) -> None:
+        make_private(path.parent)
+        self._handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self._close = weakref.finalize(self, os.close, self._handle)
+        os.posix_fallocate(self._handle, 0, mmap.PAGESIZE)
+
+    def words(self, first: int, count: int) -> Sequence[int]:
+        """Return several words; 0 for those beyond the end of the file."""
+        raw = os.pread(self._handle, count * _WORD.size, first * _WORD.size)
+        return struct.unpack(f"<{count}Q", raw.ljust(count * _WORD.size, b"\0"))
+
+    def put(self, index: int, word: int) -> None:
+        """Write one word."""
+        os.pwrite(self._handle, _WORD.pack(word), index * _WORD.size)
+
+    def close(self) -> None:
+        """Close the page; it cannot be used afterwards."""
+        self._close()
+
+
+class HeldVersion(Words):
+    """A word that all ranks and rank actors of a node share.
+
+    It holds an identity: every rank keeps its first snapshot from that version on until the word changes. So the
+    persisters of all ranks find snapshots of the same step, although no rank waits for another.
+    """
+
+    def get(self) -> int:
+        """Return the held identity, 0 for none."""
+        return self.words(0, 1)[0]
+
+    def set(self, word: int) -> None:
+        """Hold another identity; 0 releases it."""
+        self.put(0, word)
+
+
+class StoreState(Words):
+    """Words by which a rank's persister informs the rank, and rank 0 the persisters of all ranks.
+
+    A rank waits for storage only while its persister reports that it writes all wanted snapshots and that storage works.
+    """
+
+    _SERVED, _FAILING, _WANTED, _WANTED_WORDS = 0, 1, 8, 64
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether a persister stores every wanted snapshot, and its last write did not fail."""
+        return self.serves and self.words(self._FAILING, 1)[0] == 0
+
+    @property
+    def serves(self) -> bool:
+        """Whether a persister handles this rank's snapshots."""
+        return self.words(self._SERVED, 1)[0] == 1
+
+    def serve(self, *, serving: bool) -> None:
+        """Record whether a persister handles this rank's snapshots."""
+        self.put(self._SERVED, int(serving))
+
+    def fail(self, *, failing: bool) -> None:
+        """Record whether the last write to storage failed."""
+        self.put(self._FAILING, int(failing))
+
+    def wanted(self) -> frozenset[int]:
+        """Return the identities that this rank, rank 0 of a gang, requires on storage; the newest 64."""
+        return frozenset(self.words(self._WANTED, self._WANTED_WORDS)) - {0}
+
+    def publish_wanted(self, words: Iterable[int]) -> None:
+        """Publish the identities that every rank of the gang must write to storage."""
+        newest = sorted(words)[-self._WANTED_WORDS :]
+        for index in range(self._WANTED_WORDS):
+            self.put(self._WANTED + index, newest[index] if index < len(newest) else 0)

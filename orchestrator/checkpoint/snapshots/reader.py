@@ -9,7 +9,7 @@ from orchestrator.checkpoint.errors import CorruptCheckpointError
 from orchestrator.checkpoint.format import codec, layout, tensorfile
 from orchestrator.checkpoint.format.sharded import join, pieces_of
 from orchestrator.checkpoint.snapshots.file import SnapshotDirectory, SnapshotMeta, SnapshotSlot
-from orchestrator.checkpoint.storage.reader import Checkpoint
+from orchestrator.checkpoint.storage.directory import Checkpoint
 
 if TYPE_CHECKING:
     import os
@@ -25,6 +25,7 @@ class SnapshotReader:
 
     def __init__(self, path: str | os.PathLike[str], *, job_id: str) -> None:
         self._directory = SnapshotDirectory(path)
+        self.path = self._directory.path
         self._job_id = job_id
 
     def newest(self) -> Version | None:
@@ -76,14 +77,12 @@ def _read(slot: SnapshotSlot, meta: SnapshotMeta, name: str) -> Any:
     region = next((part for part in meta.parts if part.name == name), None)
     if region is None:
         raise CorruptCheckpointError(f"the snapshot of step {meta.step} has no part {name!r}")
-    slot.prefault()
-    tree = slot.memory[region.tree_at : region.tree_at + region.tree_bytes]
-    image = memoryview(bytearray(region.image_bytes))
-    image[:] = memoryview(slot.memory)[region.image_at : region.image_at + region.image_bytes]
+    tree = slot.read(region.tree_at, region.tree_bytes)
+    image = slot.read(region.image_at, region.image_bytes)
     if not slot.holds(meta):
         raise CorruptCheckpointError(f"the snapshot of step {meta.step} was overwritten while it was read")
     try:
-        node = json.loads(tree)
+        node = json.loads(bytes(tree))
     except (ValueError, RecursionError) as error:
         raise CorruptCheckpointError(f"the snapshot of step {meta.step} is damaged: {error}") from error
     if region.image_bytes == 0:

@@ -74,9 +74,6 @@ class ObjectStorage:
         with _as_os_errors():
             self._fs.pipe_file(self._path(path), content)
 
-    def keep_spare(self) -> None:
-        """Reserve nothing: an object store has no space of its own."""
-
     def read(self, path: str, most_bytes: int = SMALL_BYTES) -> memoryview:
         with _as_os_errors(), self._fs.open(self._path(path), "rb") as file:
             refuse_larger(int(file.size), most_bytes, self.location(path))

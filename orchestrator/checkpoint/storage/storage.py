@@ -16,14 +16,13 @@ import secrets
 import time
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from orchestrator import trees
 from orchestrator.abandoned import sha256_of, stop_if_abandoned
 from orchestrator.checkpoint.format import layout
 from orchestrator.checkpoint.format.layout import SMALL_BYTES
 from orchestrator.checkpoint.format.manifest import FileRecord
-from orchestrator.checkpoint.storage.spares import FULL, Spares
 from orchestrator.durable_files import sync_directory
 from orchestrator.spec.plain_files import open_plain, refuse_larger
 
@@ -34,6 +33,8 @@ LOCK_TIMEOUT_SECONDS = 5.0  # a stopped process may hold the lock for ever; the 
 _LOCK_POLL_SECONDS = 0.01
 DRAFT_PREFIX = ".draft-"
 _CHUNK = 4 * 1024 * 1024
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a full disk: saves fail, and nothing else may."""
 
 
 class Storage(Protocol):
@@ -54,13 +55,6 @@ class Storage(Protocol):
 
     def replace(self, path: str, content: bytes, *, durable: bool = False) -> None:
         """Create or replace a small file of the root atomically; on return it survives a power cut if ``durable``."""
-        ...
-
-    def keep_spare(self) -> None:
-        """Reserve space in which ``create`` and ``replace`` of small files of the root succeed on a full disk.
-
-        The space is reusable. Never raises.
-        """
         ...
 
     def read(self, path: str, most_bytes: int = SMALL_BYTES) -> memoryview:
@@ -104,6 +98,16 @@ class Storage(Protocol):
         ...
 
 
+@contextlib.contextmanager
+def except_on_full_disk() -> Iterator[None]:
+    """Leave out what a full disk has no space for: only saves need it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+
+
 def open_storage(root: str | os.PathLike[str], environ: Mapping[str, str] | None = None) -> Storage:
     """Open the storage behind a path or a URL (``s3://bucket/path``). Raises CheckpointError for an unsupported one.
 
@@ -133,10 +137,8 @@ class LocalStorage:
     ) -> None:
         """``private``: files created here are readable by this user only, whatever the umask."""
         self.root = Path(root).absolute()
-        self._file_mode, folder_mode = (0o600, 0o700) if private else (0o644, 0o755)
-        self._folder_mode = 0o700 if private else 0o777
+        self._file_mode, self._folder_mode = (0o600, 0o700) if private else (0o644, 0o777)
         self._lock_timeout_seconds = lock_timeout_seconds
-        self._spares = Spares(self.root, file_mode=self._file_mode, folder_mode=folder_mode)
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview], *, durable: bool = True) -> FileRecord:
         target = self.root / path
@@ -157,26 +159,18 @@ class LocalStorage:
         return FileRecord(bytes=size, sha256=digest.hexdigest())
 
     def create(self, path: str, content: bytes) -> bool:
-        try:
-            with self._draft(content, durable=False) as draft:
-                try:
-                    os.link(draft, self.root / path)
-                except FileExistsError:
-                    return False
-        except OSError as error:
-            self._refuse_spare(path, error)
-            return self._spares.create(self.root / path, content)
+        with self._draft(content, durable=False) as draft:
+            try:
+                os.link(draft, self.root / path)
+            except FileExistsError:
+                return False
         return True
 
     def replace(self, path: str, content: bytes, *, durable: bool = False) -> None:
-        try:
-            with self._draft(content, durable=durable) as draft:
-                draft.replace(self.root / path)
-                if durable:
-                    sync_directory((self.root / path).parent)
-        except OSError as error:
-            self._refuse_spare(path, error)
-            self._spares.replace(self.root / path, content)
+        with self._draft(content, durable=durable) as draft:
+            draft.replace(self.root / path)
+            if durable:
+                sync_directory((self.root / path).parent)
 
     @contextlib.contextmanager
     def _draft(self, content: bytes, *, durable: bool) -> Iterator[Path]:
@@ -187,14 +181,6 @@ class LocalStorage:
             yield self.root / draft
         finally:
             (self.root / draft).unlink(missing_ok=True)
-
-    def _refuse_spare(self, path: str, error: OSError) -> None:
-        """Raise ``error`` unless the disk is full, a spare may be used for ``path``, and there are any."""
-        if error.errno not in FULL or "/" in path or not self._spares.exist:
-            raise error
-
-    def keep_spare(self) -> None:
-        self._spares.keep()
 
     def read(self, path: str, most_bytes: int = SMALL_BYTES) -> memoryview:
         with self._opened(path) as file:  # directly into the result's memory
@@ -238,8 +224,6 @@ class LocalStorage:
 
     def remove(self, path: str) -> None:
         target = self.root / path
-        if "/" not in path and self._spares.take_in(target):
-            return
         trees.remove(target).left.refuse(target)
 
     def discard(self, path: str) -> None:

@@ -5,6 +5,10 @@ Files are written and fsynced in a staging directory, the manifest comes last, a
 checkpoint its name. When ranks store parts of their own, each writes a done marker after its part, and the rank that
 sees all markers commits, under a lock. A kill at any moment leaves either a complete checkpoint or a staging directory
 that is never read.
+
+The fence keeps writers of older attempts out: the newest attempt writes its number into fence.json before it loads;
+every save reads it, and the commit reads it again under the lock. Even where a share has no locks, an old attempt's
+checkpoint does no harm: newer attempts sort first.
 """
 
 from __future__ import annotations
@@ -15,10 +19,16 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from orchestrator.checkpoint.errors import CorruptCheckpointError, InsufficientSpaceError, OvertakenError
+from orchestrator.checkpoint.errors import (
+    CorruptCheckpointError,
+    InsufficientSpaceError,
+    OvertakenError,
+    StaleAttemptError,
+)
 from orchestrator.checkpoint.format import layout, manifest, tensorfile
 from orchestrator.checkpoint.format.manifest import FileRecord, Manifest
-from orchestrator.checkpoint.storage.reader import CheckpointReader
+from orchestrator.checkpoint.storage.directory import CheckpointReader
+from orchestrator.checkpoint.storage.storage import except_on_full_disk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,8 +36,59 @@ if TYPE_CHECKING:
     from orchestrator.checkpoint.format.codec import Leaf
     from orchestrator.checkpoint.format.layout import Version
     from orchestrator.checkpoint.storage.directory import CheckpointDirectory
-    from orchestrator.checkpoint.storage.fence import Fence
     from orchestrator.checkpoint.storage.info import CheckpointInfo
+    from orchestrator.checkpoint.storage.storage import Storage
+
+_MOST = 2**63
+
+
+class Fence:
+    """The fence of one directory, held for ``attempt``; None adopts the newest attempt seen.
+
+    ``lease``: this process supervises the ranks of that newer attempt. It may still commit what the ended ranks of
+    ``attempt`` left in memory.
+    """
+
+    def __init__(self, storage: Storage, attempt: int | None, lease: int = 0) -> None:
+        self._storage = storage
+        self.attempt = max(self.newest_seen(), 1) if attempt is None else attempt
+        self.lease = max(lease, self.attempt)
+        self._held = False
+
+    def hold(self, *, announce: bool) -> bool:
+        """Check the fence, and on the first call ``announce`` this attempt; return whether this was that call."""
+        self.check(thorough=not self._held)
+        first, self._held = not self._held, True
+        if first and announce and self._value() < self.attempt:
+            # On a full disk the checkpoints of older attempts still sort behind.
+            with except_on_full_disk(), self._storage.lock():
+                if self._value() < self.attempt:
+                    self._storage.replace(layout.FENCE, json.dumps({"attempt": self.attempt}).encode())
+        return first and announce
+
+    def check(self, *, thorough: bool = False) -> None:
+        """Raise StaleAttemptError when a newer attempt took over; ``thorough`` also reads the directory's names."""
+        newest = self.newest_seen() if thorough else self._value()
+        if newest > self.lease:
+            raise StaleAttemptError(
+                f"attempt {newest} has taken over {self._storage.location()}; this process belongs to attempt"
+                f" {self.attempt} and must end"
+            )
+
+    def newest_seen(self) -> int:
+        """Return the newest attempt that announced itself or left a checkpoint; 0 when there was none."""
+        names = self._storage.names()
+        seen = [found.attempt for name in names if (found := layout.parse_name(name) or layout.parse_broken(name))]
+        return max(self._value(), *seen, 0)
+
+    def _value(self) -> int:
+        """Return the attempt of the fence; 0 where it is missing or damaged: newer attempts still sort first."""
+        try:
+            attempt = json.loads(bytes(self._storage.read(layout.FENCE)))["attempt"]
+        except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
+            return 0
+        return attempt if type(attempt) is int and 0 <= attempt < _MOST else 0
+
 
 _SPACE_SLACK_BYTES = 1024 * 1024  # manifest and directories beside the parts
 

@@ -14,7 +14,7 @@ from orchestrator.daemon.sharing import check_queue
 from orchestrator.daemon.submitting.checking import Checked
 from orchestrator.daemon.submitting.submission import check_fits, prepare_rerun
 from orchestrator.spec.job import parse_trial
-from orchestrator.train.trainer.config.check import trainer_findings
+from orchestrator.train.trainer.config.config import trainer_findings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -24,7 +24,7 @@ from orchestrator.spec.entrypoint import parse_entrypoint
 from orchestrator.spec.job import parse_jobs
 from orchestrator.spec.plain_files import NotPlainFileError, open_plain
 from orchestrator.spec.problems import SpecError
-from orchestrator.train.trainer.config.check import trainer_findings
+from orchestrator.train.trainer.config.config import trainer_findings
 from orchestrator.units import plural
 
 if TYPE_CHECKING:

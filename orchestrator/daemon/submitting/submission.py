@@ -28,7 +28,7 @@ from orchestrator.private_files import make_private
 from orchestrator.spec.entrypoint import parse_entrypoint
 from orchestrator.spec.job import change_spec
 from orchestrator.spec.problems import SpecError, nearest
-from orchestrator.train.trainer.config.check import trainer_findings
+from orchestrator.train.trainer.config.config import trainer_findings
 from orchestrator.units import plural
 
 if TYPE_CHECKING:

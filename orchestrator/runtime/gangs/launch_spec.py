@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.checkpoint.external.external_checkpoints import ExternalCheckpoints
-from orchestrator.checkpoint.external.watched_glob import WatchSettings
+from orchestrator.checkpoint.external.external_checkpoints import ExternalCheckpoints, WatchSettings
 from orchestrator.checkpoint.repository.persister import StoreSettings
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
 from orchestrator.runtime.nodes.directories import fork_socket_in, fork_socket_name, page_name, snapshot_directory
@@ -27,13 +26,13 @@ from orchestrator.spec.entrypoint import (
     parse_entrypoint,
     with_checkpoint,
 )
-from orchestrator.train.trainer.config.sources import TRAINER_VARIABLE
+from orchestrator.train.trainer.config.config import TRAINER_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from orchestrator.checkpoint.external.resume_choice import Note
+    from orchestrator.checkpoint.external.external_checkpoints import Note
     from orchestrator.checkpoint.storage.info import CheckpointInfo
     from orchestrator.core.events import Seat
     from orchestrator.core.job.record import Job

@@ -17,7 +17,7 @@ from orchestrator.runtime.ranks.logs import LogLimits
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from orchestrator.checkpoint.external.watched_glob import WatchSettings
+    from orchestrator.checkpoint.external.external_checkpoints import WatchSettings
     from orchestrator.checkpoint.repository.persister import StoreSettings
 
 _MADE_BY_RAY: Final = "/runtime_resources/"

@@ -11,20 +11,17 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.checkpoint.errors import CheckpointError, StaleAttemptError, UnsupportedStateError, failure_kind
 from orchestrator.checkpoint.format.sharded import parts_of
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
-from orchestrator.checkpoint.snapshots.file import SnapshotDirectory, identity
+from orchestrator.checkpoint.snapshots.file import SnapshotDirectory, SnapshotUnavailableError, identity
 from orchestrator.checkpoint.snapshots.reader import SnapshotReader
-from orchestrator.checkpoint.snapshots.tensor_copy import copy_threads
-from orchestrator.checkpoint.snapshots.top_scores import TopScores
-from orchestrator.checkpoint.snapshots.writer import SnapshotWriter
-from orchestrator.checkpoint.snapshots.writer_lock import SnapshotUnavailableError
+from orchestrator.checkpoint.snapshots.writer import SnapshotWriter, TopScores, copy_threads
 from orchestrator.train.script.progress import CheckpointFacts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from orchestrator.checkpoint.snapshots.slot_pool import SlotPool
+    from orchestrator.checkpoint.snapshots.writer import SlotPool
+    from orchestrator.checkpoint.storage.directory import Checkpoint
     from orchestrator.checkpoint.storage.info import CheckpointInfo
-    from orchestrator.checkpoint.storage.reader import Checkpoint
     from orchestrator.train.script.environment import RankEnvironment
     from orchestrator.train.script.progress import ProgressPage
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from orchestrator.checkpoint.storage.reader import Checkpoint
+    from orchestrator.checkpoint.storage.directory import Checkpoint
 
 __all__ = ["CheckpointWarning", "Context", "current_context"]
 

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from orchestrator.train.errors import StopTraining
 from orchestrator.train.trainer.config.config import MultiGPUConfig
-from orchestrator.train.trainer.engine.busy_clock import BusyClock
+from orchestrator.train.trainer.engine.step_clock import BusyClock
 from orchestrator.train.trainer.loop.manager import MultiGPUTrainingManager
 from tests.integration.trainer_ranks import cross_entropy, global_batches, linear_model, momentum
 

@@ -19,10 +19,9 @@ from orchestrator.train.trainer.config.config import MultiGPUConfig
 from orchestrator.train.trainer.data.loading import Feed, build_feed
 from orchestrator.train.trainer.engine.trainer import MultiGPUTrainer, StepResult
 from orchestrator.train.trainer.engine.trainers import make_trainer
-from orchestrator.train.trainer.loop.agreement import StopAgreement
 from orchestrator.train.trainer.loop.epochs import Collector, check_equal_lengths, evaluate
 from orchestrator.train.trainer.loop.manager import MultiGPUTrainingManager
-from orchestrator.train.trainer.loop.recovery import FaultToleranceManager
+from orchestrator.train.trainer.loop.recovery import FaultToleranceManager, StopAgreement
 from orchestrator.train.trainer.loop.training_state import Progress
 from orchestrator.train.trainer.process_group import RankGroup, join_ranks
 from tests.integration.trainer_ranks import (

@@ -1,31 +1,35 @@
-"""Every setting of a training run: one frozen record, checked as a whole, from Python, YAML or the command line.
+"""Every setting of a training run: one frozen record, read from Python, YAML or the command line, and checked as a whole.
 
-Owns the check as a whole, the aliases and the presets. ``spec.trainer`` defines the settings, rules.py the rules
-between them, and sources.py reads them from text. Imports no torch: a configuration can be checked anywhere. A setting
-without effect is refused.
+``spec.trainer`` defines the settings, and by their kinds each value is read here, without importing pydantic; rules.py
+has the rules between them. Imports no torch: the daemon checks a job's `trainer:` at submission, before the job waits in
+a queue, and the ranks check what depends on their hardware. A setting without effect is refused.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import json
+import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
+from orchestrator.spec.fields.kinds import Boolean, Duration, python_node, typed_node
+from orchestrator.spec.fields.records import keys_of
+from orchestrator.spec.model import ElasticWorkers
+from orchestrator.spec.problems import BadValueError, Finding
+from orchestrator.spec.reader.key_aliases import unknown_key
 from orchestrator.spec.trainer import TrainingMode, TrainingSettings
 from orchestrator.train.errors import ConfigError, fail_once
 from orchestrator.train.trainer.config import rules
-from orchestrator.train.trainer.config.sources import (
-    job_settings,
-    read_everything,
-    read_mapping,
-    sentence,
-    settings,
-    sort_out,
-)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from orchestrator.spec.fields.records import Key
+    from orchestrator.spec.model import JobSpec
 
 _ALIASES = {"use_fp16_allreduce": "fp16_compression", "reduce_bucket_size": "bucket_cap_mb"}
 _MIB = 1024 * 1024
@@ -169,3 +173,153 @@ def _refuse_change(config: MultiGPUConfig, name: str, value: object) -> None:
 
 # Assigned after the decorator has run: it sets its own method, and the message of that is only the name.
 MultiGPUConfig.__setattr__ = _refuse_change  # type: ignore[method-assign, assignment]
+
+
+_PLACES = ("rank", "world_size", "local_rank")
+
+
+def trainer_findings(spec: JobSpec) -> Iterator[Finding]:
+    """Return everything wrong with `trainer:` as a whole, by itself and with the rest of the job file."""
+    if not spec.trainer:
+        return
+    given, _ = sort_out(spec.trainer, typed=True)
+    for name in _PLACES:
+        if given.pop(name, None) is not None:
+            yield Finding(path=("trainer", name), message="orch tells the ranks", hint="leave it out")
+    ranks, most = _ranks(spec)
+    settings = TrainingSettings(**given, world_size=None if most else ranks)
+    findings = [*rules.disagreeing_aliases(settings)]
+    settings = replace(settings, **filled_in(settings))
+    findings = [*findings, *rules.conflicts(settings)] or [*_with_the_job(settings, spec, ranks, most)]
+    yield from (_placed(finding, spec.trainer.keys()) for finding in findings)
+
+
+def _ranks(spec: JobSpec) -> tuple[int | None, int | None]:
+    """Return the number of ranks, or the minimum, None while unknown; and the maximum of an elastic job."""
+    workers = spec.resources.num_workers
+    if workers == "auto":
+        return None, None
+    return (workers.min, workers.max) if isinstance(workers, ElasticWorkers) else (workers, None)
+
+
+def _with_the_job(settings: TrainingSettings, spec: JobSpec, ranks: int | None, most: int | None) -> Iterator[Finding]:
+    if settings.checkpoint_frequency is not None and spec.checkpoint.interval != "auto":
+        message = "checkpoint_frequency and checkpoint.interval both say when to save"
+        yield rules.about("checkpoint_frequency", message=message, hint="keep one")
+    if ranks is None:
+        return
+    gpus = spec.resources.resources_per_worker.gpu
+    around = rules.Surroundings(
+        world_size=ranks,
+        local_rank=0,
+        cuda_devices=math.ceil(ranks * gpus),
+        on_cuda=gpus > 0,
+        computes_bf16=True,
+        most_ranks=most,
+    )
+    yield from rules.conflicts_with_place(settings, around)
+
+
+def _placed(finding: Finding, written: Collection[str]) -> Finding:
+    """Return the finding, placed at the first of its settings that the file has."""
+    names = rules.names_of(finding)
+    first = next((name for name in names if name in written), None)
+    others = tuple(("trainer", name) for name in names if name != first)
+    path = ("trainer",) if first is None else ("trainer", first)
+    return replace(finding, path=path, others=others)
+
+
+TRAINER_VARIABLE = "ORCH_TRAINER"
+"""Holds job.yaml's `trainer:` as JSON; the runtime sets it for every rank."""
+
+_SWITCHES = {"1": "true", "0": "false"}
+
+
+@cache
+def settings() -> Mapping[str, Key]:
+    """Return every setting, by its name."""
+    return keys_of(TrainingSettings)
+
+
+def read_everything(arguments: Sequence[str] | None, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return command line over job.yaml over `defaults`, as constructor arguments. Exits with 2 on a bad command line."""
+    from_job = job_settings(os.environ)
+    parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS, allow_abbrev=False)
+    add_arguments(parser)
+    given = vars(parser.parse_args(arguments))
+    return read_mapping({**defaults, **from_job, **given})
+
+
+def job_settings(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return job.yaml's `trainer:`; empty outside of orch."""
+    text = environ.get(TRAINER_VARIABLE, "")
+    if not text:
+        return {}
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise fail_once(ConfigError(f"{TRAINER_VARIABLE} is not JSON ({error}): unset it, or correct it")) from error
+    if not isinstance(found, dict):
+        raise fail_once(ConfigError(f"{TRAINER_VARIABLE} is not a JSON object: unset it, or correct it"))
+    return found
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add `--batch-size` and the like, one for each setting, with unit and default in the help."""
+    group = parser.add_argument_group("training system")
+    for name, key in settings().items():
+        shown = "" if key.default is None else f" [{show_default(key)}]"
+        switch: dict[str, Any] = {"nargs": "?", "const": "true"} if isinstance(key.kind, Boolean) else {}
+        group.add_argument(
+            f"--{name.replace('_', '-')}",
+            dest=name,
+            metavar=key.doc.unit.upper().replace(" ", "_"),
+            help=f"{key.doc.text}{shown}".replace("%", "%%"),
+            **switch,
+        )
+
+
+def show_default(key: Key) -> str:
+    """Return a setting's default as YAML would write it."""
+    value = key.write(key.default)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def read_mapping(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `given` as constructor arguments. Raises ConfigError with every unknown name and every invalid value."""
+    values, problems = sort_out(given, typed=True)
+    if problems:
+        raise fail_once(ConfigError(*map(sentence, problems.items())))
+    return values
+
+
+def sort_out(given: Mapping[str, Any], *, typed: bool) -> tuple[dict[str, Any], dict[str, BadValueError]]:
+    """Return the readable values of `given`, and the errors of the others, by name.
+
+    ``typed``: text is read as on a command line, where `8` is a number.
+    """
+    values, problems = {}, {}
+    for name, value in given.items():
+        try:
+            values[name] = _value(name, value, typed=typed)
+        except BadValueError as error:
+            problems[str(name)] = error
+    return values, problems
+
+
+def sentence(problem: tuple[str, BadValueError]) -> str:
+    """Return a sentence about an invalid setting, and what to do."""
+    name, error = problem
+    return f"{name}: {error}"
+
+
+def _value(name: str, value: Any, *, typed: bool) -> Any:
+    key = settings().get(name)
+    if key is None:
+        raise unknown_key(("trainer",), str(name), list(settings()), ())
+    if isinstance(key.kind, Duration) and isinstance(value, int | float) and not isinstance(value, bool):
+        value = f"{value}s"  # a Python number is seconds, as in the standard library; text needs a unit
+    node = python_node(value)
+    if typed and isinstance(value, str):
+        node = typed_node(_SWITCHES.get(value, value) if isinstance(key.kind, Boolean) else value)
+    return key.read(node)

@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from orchestrator.train.errors import DataError
-from orchestrator.train.trainer.data.elastic_sampling import ShareSampler, refuse_loader
-from orchestrator.train.trainer.data.sampling import GlobalBatchSampler, SeededSamples
+from orchestrator.train.trainer.data.sampling import GlobalBatchSampler, SeededSamples, ShareSampler, refuse_loader
 
 if TYPE_CHECKING:
     from orchestrator.train.script.elastic import BatchShare

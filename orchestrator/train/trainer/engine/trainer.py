@@ -1,7 +1,8 @@
 """One training step, for any way of exchanging gradients between ranks.
 
 `MultiGPUTrainer` owns model, optimizer, precision and the order of operations within a step; its subclasses define how
-a model is spread over ranks. It handles no epochs, files or logs, and is usable alone:
+a model is spread over ranks. Options of the model keep its parameter objects and their names, so that existing optimizers
+and checkpoints still fit; weights and optimizer state stay fp32. It handles no epochs, files or logs, and is usable alone:
 
     trainer = DistributedDataParallelTrainer(config, join_ranks(config))
     trainer.prepare(model, loss_fn=loss_fn, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
@@ -11,13 +12,16 @@ a model is spread over ranks. It handles no epochs, files or logs, and is usable
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
+from torch.utils.checkpoint import checkpoint
 
 from orchestrator.train.errors import ConfigError, OutOfMemoryError
 from orchestrator.train.trainer.data.batches import (
@@ -30,8 +34,6 @@ from orchestrator.train.trainer.data.batches import (
 )
 from orchestrator.train.trainer.engine.finite import FiniteGuard
 from orchestrator.train.trainer.engine.memory import describe_shortage, free_unused, is_out_of_memory
-from orchestrator.train.trainer.engine.model_options import prepare_model
-from orchestrator.train.trainer.engine.precision import MixedPrecision
 from orchestrator.train.trainer.engine.step_clock import Part, make_clock
 
 if TYPE_CHECKING:
@@ -421,3 +423,90 @@ def _whole(norm: Tensor) -> Tensor:
     """Return the full value of a norm over sharded parameters."""
     together = getattr(norm, "full_tensor", None)
     return norm if together is None else cast("Tensor", together())
+
+
+def prepare_model(model: nn.Module, config: MultiGPUConfig, place: RankGroup) -> nn.Module:
+    """Put `model` on the rank's device and apply the options. Raises ConfigError for one that the model does not support."""
+    model = model.to(place.device)
+    if config.sync_bn and place.distributed and place.device.type == "cuda":
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    if config.use_gradient_checkpointing:
+        recompute_activations(model)
+    return model
+
+
+def recompute_activations(model: nn.Module) -> int:
+    """Make `model` keep only the inputs of its blocks, and recompute the rest in the backward pass; return the number of blocks.
+
+    Uses the switch of Hugging Face models. Raises ConfigError where no blocks are found.
+    """
+    switch = getattr(model, "gradient_checkpointing_enable", None)
+    if callable(switch):
+        switch(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return 1
+    blocks = find_blocks(model)
+    if not blocks:
+        raise ConfigError(
+            "use_gradient_checkpointing found no blocks: the model has neither an nn.ModuleList nor an nn.Sequential "
+            "with parts that have parameters; call torch.utils.checkpoint.checkpoint in its forward, and turn this off"
+        )
+    for block in blocks:
+        block.forward = functools.partial(_recomputed, block.forward)
+    return len(blocks)
+
+
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the repeated parts of a model: the elements of the outermost nn.ModuleLists, else of the outermost nn.Sequentials."""
+    for kind in (nn.ModuleList, nn.Sequential):
+        found = [part for group in _outermost(model, kind) for part in group.children() if _learns(part)]
+        if found:
+            return found
+    return []
+
+
+def _outermost(module: nn.Module, kind: type[nn.Module]) -> list[nn.Module]:
+    if isinstance(module, kind):
+        return [module]
+    return [found for child in module.children() for found in _outermost(child, kind)]
+
+
+def _learns(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _recomputed(forward: Any, *args: Any, **kwargs: Any) -> Any:
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+
+PrecisionName = Literal["fp32", "bf16", "fp16"]
+
+_BF16_CAPABILITY = (8, 0)  # older GPUs run bf16 too, but in software
+
+
+class MixedPrecision:
+    """The precision of a run: `name`, the autocast around a forward pass, and the scaler (None without fp16)."""
+
+    def __init__(self, config: MultiGPUConfig, device: torch.device) -> None:
+        self.name: PrecisionName = resolve(config.precision or "fp32", device)
+        self.dtype: torch.dtype | None = {
+            "fp32": None,
+            "bf16": torch.bfloat16,
+            "fp16": torch.float16,
+        }[self.name]
+        self.scaler = torch.amp.GradScaler(device.type) if self.name == "fp16" else None
+        self._autocast: AbstractContextManager[None] = (
+            nullcontext() if self.dtype is None else torch.autocast(device.type, dtype=self.dtype)
+        )
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Enter this around the forward pass and the loss. One object, created once: steps are not nested."""
+        return self._autocast
+
+
+def resolve(precision: str, device: torch.device) -> PrecisionName:
+    """Return what `auto` means on `device`; any other value unchanged."""
+    if precision != "auto":
+        return cast("PrecisionName", precision)
+    if device.type != "cuda" or torch.version.hip is not None:
+        return "bf16"
+    return "bf16" if torch.cuda.get_device_capability(device) >= _BF16_CAPABILITY else "fp16"

@@ -13,8 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from orchestrator.spec.trainer import TrainingMode
-from orchestrator.train.trainer.engine.model_options import find_blocks
-from orchestrator.train.trainer.engine.trainer import MultiGPUTrainer
+from orchestrator.train.trainer.engine.trainer import MultiGPUTrainer, find_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -8,14 +8,14 @@ ranks, and that checkpoint holds the new ones: a run that continues from it make
 from __future__ import annotations
 
 from statistics import median
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import torch
 import torch.distributed as dist
 
 from orchestrator.train.errors import ConfigError
 from orchestrator.train.script.elastic import share_of
-from orchestrator.train.trainer.engine.busy_clock import BusyClock
+from orchestrator.train.trainer.engine.step_clock import BusyClock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,51 +48,6 @@ def new_portions(portions: Sequence[int], busy: Sequence[float]) -> tuple[int, .
     found = tuple(1 + samples + (rank in more) for rank, samples in enumerate(rounded))
     expected = max(samples / speed for samples, speed in zip(found, speeds, strict=True))
     return found if expected <= max(busy) * (1 - WORTH) else tuple(portions)
-
-
-class Shares(Protocol):
-    """Division of each step among the ranks."""
-
-    @property
-    def portions(self) -> Sequence[int]:
-        """Return the samples of each rank; empty where all always have the same."""
-
-    def restore(self, portions: Sequence[int] | None) -> None:
-        """Restore a checkpoint's portions."""
-
-    def measure(self) -> bool:
-        """Change the portions before a checkpoint is saved, if that pays; return whether they changed. Every rank calls it."""
-
-    def deal(self, feed: Feed) -> None:
-        """Give a feed this rank's present share from its next start on."""
-
-    def go_on(self, feed: Feed, collector: Collector, progress: Progress) -> None:
-        """Continue the epoch with the present shares."""
-
-    def refuse_own_loop(self) -> None:
-        """Raise ConfigError where a user's own loop would not follow a change of shares."""
-
-
-class FixedShares:
-    """Fixed shares of the ranks."""
-
-    portions: Sequence[int] = ()
-
-    def restore(self, portions: Sequence[int] | None) -> None:
-        """Do nothing: shares are equal."""
-
-    def measure(self) -> bool:
-        """Return False: nothing changes."""
-        return False
-
-    def deal(self, feed: Feed) -> None:
-        """Do nothing: the feed got its share when it was created."""
-
-    def go_on(self, feed: Feed, collector: Collector, progress: Progress) -> None:
-        """Do nothing: the epoch continues by itself."""
-
-    def refuse_own_loop(self) -> None:
-        """Do nothing: any loop is supported."""
 
 
 class MeasuredShares:

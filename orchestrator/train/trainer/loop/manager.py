@@ -16,18 +16,15 @@ from orchestrator.train.errors import StopTraining
 from orchestrator.train.script.profiling import tracer_of_this_rank
 from orchestrator.train.script.training_context import current_context
 from orchestrator.train.trainer.config.config import MultiGPUConfig
-from orchestrator.train.trainer.data.elastic_sampling import step_share
 from orchestrator.train.trainer.data.loading import Feed, build_feed
+from orchestrator.train.trainer.data.sampling import step_share
 from orchestrator.train.trainer.engine.trainers import make_trainer
-from orchestrator.train.trainer.loop.agreement import one_voice
-from orchestrator.train.trainer.loop.epoch_state import EpochState
 from orchestrator.train.trainer.loop.epochs import Collector, check_equal_lengths, evaluate, mean_over_ranks
-from orchestrator.train.trainer.loop.recovery import FaultToleranceManager
+from orchestrator.train.trainer.loop.recovery import FaultToleranceManager, one_voice
 from orchestrator.train.trainer.loop.reporting import Reporter
-from orchestrator.train.trainer.loop.training_state import Progress, seed_everything
-from orchestrator.train.trainer.measure import run_comparison as comparison
-from orchestrator.train.trainer.measure.energy import open_meter
-from orchestrator.train.trainer.measure.metrics import MetricsCollector
+from orchestrator.train.trainer.loop.training_state import EpochState, Progress, seed_everything
+from orchestrator.train.trainer.measure.metrics import MetricsCollector, open_meter
+from orchestrator.train.trainer.measure.monitor import comparison_report
 from orchestrator.train.trainer.process_group import join_ranks, leave
 
 if TYPE_CHECKING:
@@ -42,7 +39,7 @@ if TYPE_CHECKING:
     from orchestrator.train.script.training_context import Context
     from orchestrator.train.trainer.data.batches import LossFunction
     from orchestrator.train.trainer.engine.trainer import MetricFunction, OptimizerFactory, SchedulerFactory, StepResult
-    from orchestrator.train.trainer.measure.energy import EnergyMeter
+    from orchestrator.train.trainer.measure.metrics import EnergyMeter
 
 NOTHING_LEFT = (
     "an earlier run has completed all of it: train for more epochs or steps, or save to another ORCH_CHECKPOINT_DIR"
@@ -75,7 +72,7 @@ class MultiGPUTrainingManager:
             share = step_share(self.config, self._ctx)
         self.trainer = make_trainer(self.config, self.place, share)
         self.fault_tolerance = FaultToleranceManager(self._ctx, self.config, self.place)
-        self._epoch = EpochState(self.trainer, self.fault_tolerance)
+        self._epoch = EpochState(self.trainer)
         self.progress = Progress()
         self.metrics: MetricsCollector | None = None
         self._reporter: Reporter | None = None
@@ -121,7 +118,8 @@ class MultiGPUTrainingManager:
             self.fault_tolerance.attach(self.trainer)
             self.progress, saved = self.fault_tolerance.resume()
             self._epoch.restore(saved)
-            self.fault_tolerance.shares.deal(train)
+            if self.fault_tolerance.shares is not None:
+                self.fault_tolerance.shares.deal(train)
         self._reporter.warn_without_effect(own_loader=train.loader is dataset)
         self._announce(wrapped)
         return wrapped, train.loader, None if validate is None else validate.loader
@@ -193,7 +191,9 @@ class MultiGPUTrainingManager:
     def _run_epoch(self, feed: Feed) -> dict[str, float]:
         reporter, metrics = self._ready()
         progress, trainer, faults = self.progress, self.trainer, self.fault_tolerance
-        faults.shares.deal(feed)
+        shares = faults.shares
+        if shares is not None:
+            shares.deal(feed)
         trainer.model.train()
         batches = self._epoch.begin(feed, progress, metrics.epoch_loss)
         agree = check_equal_lengths(feed, self.place, self._epoch.used)
@@ -217,12 +217,12 @@ class MultiGPUTrainingManager:
                 faults.check(progress, group, 0)
             stop = faults.should_stop()
             if stop or faults.due(progress.step):
-                changed = faults.shares.measure()
+                changed = shares is not None and shares.measure()  # the checkpoint holds the new ones
                 self._save(feed)
                 metrics.pause()
-                if changed:
-                    faults.shares.go_on(feed, collector, progress)
-                    reporter.event("train.balance", step=progress.step, samples_per_rank=faults.shares.portions)
+                if shares is not None and changed:
+                    shares.go_on(feed, collector, progress)
+                    reporter.event("train.balance", step=progress.step, samples_per_rank=shares.portions)
             if stop:
                 reporter.report(progress)
                 reporter.event("train.stop", step=progress.step, saved=faults.saved_step == progress.step)
@@ -263,7 +263,8 @@ class MultiGPUTrainingManager:
     def train_step(self, batch: Any) -> StepResult:
         """Run one step of a user's own loop: as MultiGPUTrainer.train_step, counted and reported."""
         reporter, metrics = self._ready()
-        self.fault_tolerance.shares.refuse_own_loop()
+        if self.fault_tolerance.shares is not None:
+            self.fault_tolerance.shares.refuse_own_loop()
         result = self.trainer.train_step(batch)
         if result.updated:
             now = metrics.step_done(result)
@@ -323,7 +324,7 @@ class MultiGPUTrainingManager:
 
     def comparison_report(self, results: Mapping[str, FitResult | Mapping[str, float]]) -> str:
         """Return a Markdown table of several runs, compared with the first one, and its interpretation."""
-        return comparison.comparison_report(
+        return comparison_report(
             {name: run.summary if isinstance(run, FitResult) else run for name, run in results.items()}
         )
 

@@ -6,20 +6,27 @@ called about once a second. Unknown values are left out: a GPU without a documen
 
 from __future__ import annotations
 
+import math
+import threading
 from collections import defaultdict, deque
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+from torch import Tensor
+
+from orchestrator.gpu.sample import GpuReadError
 from orchestrator.train.trainer.engine.memory import peak_memory_bytes
 from orchestrator.train.trainer.engine.step_clock import Part
-from orchestrator.train.trainer.measure.epoch_loss import EpochLoss
-from orchestrator.train.trainer.measure.late_number import LateNumber
 from orchestrator.train.trainer.measure.mfu import MfuMeter
-from orchestrator.train.trainer.measure.statistics import mean_interval
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from orchestrator.gpu.sample import GpuReader
     from orchestrator.train.trainer.engine.trainer import MultiGPUTrainer, StepResult
-    from orchestrator.train.trainer.measure.energy import EnergyMeter
 
 GIB = 2**30
 KEPT_STEPS = 10_000
@@ -171,3 +178,149 @@ class MetricsCollector:
         """Return consecutive skipped updates, where only the device counts them."""
         streak = self._trainer.guard.streak_on_device
         return 0 if streak is None else int(self._late["streak"].read(streak) or 0)
+
+
+class LateNumber:
+    """Reads numbers from a device without waiting: each call returns the newest that has arrived."""
+
+    def __init__(self) -> None:
+        self._value: float | None = None
+        self._host: Tensor | None = None
+        self._arrived: torch.cuda.Event | None = None
+
+    def read(self, number: Tensor) -> float | None:
+        """Return the number itself on the CPU, else the latest earlier request that has arrived; None before the first."""
+        if number.device.type != "cuda":
+            return number.item()
+        if self._arrived is not None and self._arrived.query():
+            assert self._host is not None
+            self._value, self._arrived = self._host.item(), None
+        if self._arrived is None:
+            self._host = torch.empty((), dtype=torch.float32, pin_memory=True)
+            self._host.copy_(number.detach().reshape(()), non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+        return self._value
+
+
+class EpochLoss:
+    """The sum of all samples' losses, to which a loss that is not finite adds nothing."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu: Tensor | None = torch.zeros((), device=device) if device.type == "cuda" else None
+        self._sum = 0.0
+        self._samples = 0
+
+    def add(self, result: StepResult) -> None:
+        """Add an optimizer step."""
+        if self._on_gpu is None:
+            loss = result.loss.item() if result.value is None else result.value
+            if math.isfinite(loss):
+                self._sum += loss * result.samples
+                self._samples += result.samples
+        else:
+            self._on_gpu.add_(result.loss.nan_to_num(0.0, 0.0, 0.0), alpha=result.samples)
+            self._samples += result.samples
+
+    def sums(self) -> tuple[float, int]:
+        """Return the sum of losses over samples, and the samples, since `start`. Waits for the device."""
+        return self._sum if self._on_gpu is None else float(self._on_gpu), self._samples
+
+    def start(self, loss_sum: float = 0.0, samples: int = 0) -> None:
+        """Begin an epoch, or continue with the sums of a checkpoint."""
+        self._samples = samples
+        if self._on_gpu is None:
+            self._sum = loss_sum
+        else:
+            self._on_gpu.fill_(loss_sum)
+
+
+BLOCKS = 20
+_FEWEST_PER_BLOCK = 5
+_T_975 = 2.093  # Student's t, 19 degrees of freedom, two-sided 95 %
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95 % confidence interval of the mean of a series, by batch means; None for less than 100 values.
+
+    Neighbouring steps resemble each other (caches, clocks, other users of the machine), so single values would give an
+    interval that is too narrow. Means of twenty stretches are close to independent.
+    """
+    size = len(values) // BLOCKS
+    if size < _FEWEST_PER_BLOCK:
+        return None
+    used = list(values)[-size * BLOCKS :]
+    means = [sum(used[start : start + size]) / size for start in range(0, len(used), size)]
+    mean = sum(means) / BLOCKS
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in means) / (BLOCKS - 1))
+    margin = _T_975 * deviation / math.sqrt(BLOCKS)
+    return mean - margin, mean + margin
+
+
+READ_EVERY_SECONDS = 2.0
+
+
+class EnergyMeter:
+    """Follows the energy counter of one GPU. `close` ends its thread."""
+
+    def __init__(self, reader: GpuReader, every_seconds: float = READ_EVERY_SECONDS) -> None:
+        self._reader = reader
+        self._every_seconds = every_seconds
+        self._first: float | None = None
+        self._newest: float | None = None
+        self.utilization: float | None = None
+        """The GPU's load when it was read last, as a ratio; None where the driver does not report it."""
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="energy meter", daemon=True)
+        self._thread.start()
+
+    @property
+    def joules(self) -> float | None:
+        """Return the energy since the meter was created, in joules, up to the newest reading; None before two readings, or without a counter."""
+        if self._first is None or self._newest is None or self._newest <= self._first:
+            return None
+        return self._newest - self._first
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._closed.set()
+        self._thread.join()
+        self._reader.close()
+
+    def _follow(self) -> None:
+        while True:
+            try:
+                sample = self._reader.read()
+            except GpuReadError:
+                return
+            self.utilization = sample.utilization
+            if sample.energy_joules is None and sample.utilization is None:
+                return
+            self._first = sample.energy_joules if self._first is None else self._first
+            self._newest = sample.energy_joules if self._newest is None else (sample.energy_joules or self._newest)
+            if self._closed.wait(self._every_seconds):
+                return
+
+
+def open_meter(device: torch.device) -> EnergyMeter | None:
+    """Return a meter for the GPU that torch calls `device`; None for CPUs and drivers without a counter."""
+    if device.type != "cuda":
+        return None
+    from orchestrator.gpu.drivers.nvidia import open_nvidia
+
+    uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+    try:
+        readers = open_nvidia()
+    except GpuReadError:
+        return None
+    return _choose(readers, uuid)
+
+
+def _choose(readers: Sequence[GpuReader], uuid: str) -> EnergyMeter | None:
+    chosen = None
+    for reader in readers:
+        if uuid and reader.info.uuid.removeprefix("GPU-").lower() == uuid.removeprefix("GPU-").lower():
+            chosen = reader
+        else:
+            reader.close()
+    return None if chosen is None else EnergyMeter(chosen)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.checkpoint.external import file_facts
-from orchestrator.checkpoint.external.file_facts import digests, facts_of
+from orchestrator.checkpoint.external import script_files
+from orchestrator.checkpoint.external.script_files import digests, facts_of
 
 
 def entry_of(path: str, step: int, copy: str = "") -> dict[str, Any]:
     """Return the entry of the file at ``path`` as it is now; ``step`` is also its time of creation."""
     facts = facts_of(path)
     return {
-        "facts": file_facts.text(facts),
+        "facts": script_files.text(facts),
         "files": digests(path, facts),
         "created_at": float(step),
         "attempt": 1,

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from orchestrator.checkpoint.errors import CorruptCheckpointError
-from orchestrator.checkpoint.external.completeness import (
+from orchestrator.checkpoint.external.external_checkpoints import (
     QUIET_SECONDS,
     SETTLE_SECONDS,
     CompletenessCheck,
     Writer,
 )
-from orchestrator.checkpoint.external.file_facts import facts_of
+from orchestrator.checkpoint.external.script_files import facts_of
 
 NOW = 1_700_000_000.0
 

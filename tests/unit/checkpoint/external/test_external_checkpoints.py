@@ -18,10 +18,13 @@ import torch
 from safetensors.torch import save_file
 
 from orchestrator import trees
-from orchestrator.checkpoint.external import file_copies
-from orchestrator.checkpoint.external.completeness import SETTLE_SECONDS
-from orchestrator.checkpoint.external.external_checkpoints import ExternalCheckpoints
-from orchestrator.checkpoint.external.watched_glob import WatchedGlob, WatchSettings
+from orchestrator.checkpoint.external import script_files
+from orchestrator.checkpoint.external.external_checkpoints import (
+    SETTLE_SECONDS,
+    ExternalCheckpoints,
+    WatchedGlob,
+    WatchSettings,
+)
 from orchestrator.checkpoint.external.watcher import FileWatcher
 from orchestrator.checkpoint.storage.info import CheckpointStatus
 from tests.support import warm
@@ -425,13 +428,13 @@ def test_the_old_copy_stays_until_the_next_is_whole(job: Path, monkeypatch: pyte
     overwrite(path, 1)
     files.scan(attempt=1)
     overwrite(path, 2)
-    real = file_copies.take
+    real = script_files.take
 
     def take(source: str, target: Path, **how: Any) -> None:
         real(source, target, **how)
         tear(path)  # the script saves again while the copy is made
 
-    monkeypatch.setattr(file_copies, "take", take)
+    monkeypatch.setattr(script_files, "take", take)
     assert files.scan(attempt=1) == []
     assert files.newest_good(attempt=2) == str(path)
     assert step_in(path) == 1
@@ -468,13 +471,13 @@ def test_a_file_registered_after_its_writers_end_has_a_copy_before_the_next_atte
 def test_a_large_one_is_copied_later_and_the_older_copy_stays_until_then(
     job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = file_copies.take
+    real = script_files.take
 
     def take(source: str, target: Path, *, link: bool, most_bytes: int | None = None) -> None:
         real(source, target, link=link, most_bytes=most_bytes and 100)
 
-    monkeypatch.setattr(file_copies, "take", take)
-    monkeypatch.setattr(file_copies, "_clone", lambda _source, _target: False)
+    monkeypatch.setattr(script_files, "take", take)
+    monkeypatch.setattr(script_files, "_clone", lambda _source, _target: False)
     files = killed_twice(job, before=(1, 2))
     assert files.newest_good(attempt=3) == str(job / "out" / "ckpt.pt")
     assert step_in(job / "out" / "ckpt.pt") == 2
@@ -482,13 +485,13 @@ def test_a_large_one_is_copied_later_and_the_older_copy_stays_until_then(
 
 
 def test_a_large_one_without_an_older_copy_is_copied_at_once(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = file_copies.take
+    real = script_files.take
 
     def take(source: str, target: Path, *, link: bool, most_bytes: int | None = None) -> None:
         real(source, target, link=link, most_bytes=most_bytes and 100)
 
-    monkeypatch.setattr(file_copies, "take", take)
-    monkeypatch.setattr(file_copies, "_clone", lambda _source, _target: False)
+    monkeypatch.setattr(script_files, "take", take)
+    monkeypatch.setattr(script_files, "_clone", lambda _source, _target: False)
     assert killed_twice(job, before=()).newest_good(attempt=3) == str(job / "out" / "ckpt.pt")
     assert step_in(job / "out" / "ckpt.pt") == 9
 
@@ -503,7 +506,7 @@ def test_the_watcher_of_the_next_attempt_copies_a_large_one_and_the_older_copy_g
     overwrite(path, 2)
     files.scan(attempt=1, writer_ended=True)
     with monkeypatch.context() as patch:
-        patch.setattr(file_copies, "take", lambda *_, **how: os.stat("/no/room"))
+        patch.setattr(script_files, "take", lambda *_, **how: os.stat("/no/room"))
         files.newest_good(attempt=2)
     assert [step_in(copy) for copy in copies.rglob("ckpt.pt")] == [1]
     files.scan(attempt=2)
@@ -547,7 +550,7 @@ def test_a_full_disk_leaves_the_file_itself_and_says_that_it_has_no_copy(
     def full(source: str, target: Path, **how: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(file_copies, "take", full)
+    monkeypatch.setattr(script_files, "take", full)
     overwrite(job / "out" / "ckpt.pt", 1)
     watcher = FileWatcher(settings_of(job, "out/ckpt.pt"))
     watcher.look()

@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.checkpoint.external import file_facts
-from orchestrator.checkpoint.external.file_retention import FileRetention
-from orchestrator.checkpoint.external.overwritten_files import OverwrittenFiles
-from orchestrator.checkpoint.external.registry import RegistryFile
-from orchestrator.checkpoint.external.watched_glob import WatchedGlob, WatchSettings
+from orchestrator.checkpoint.external import script_files
+from orchestrator.checkpoint.external.external_checkpoints import ExternalCheckpoints, RegistryFile, WatchSettings
 from tests.unit.checkpoint.external.entries import entry_of
 
 
@@ -29,10 +26,9 @@ def file(tmp_path: Path) -> RegistryFile:
 
 
 def apply(file: RegistryFile, tmp_path: Path, keep: int | None) -> list[str]:
-    settings = WatchSettings(pattern="ckpt-*", directory=str(tmp_path), registry=str(tmp_path / "registry"))
-    retention = FileRetention(keep, file, OverwrittenFiles(file.storage), WatchedGlob(settings))
-    with file.lock():
-        return [Path(path).name for path in retention.apply(file.read())]
+    registry = str(file.storage.root)
+    settings = WatchSettings(pattern="ckpt-*", directory=str(tmp_path), registry=registry, keep=keep)
+    return [Path(path).name for path in ExternalCheckpoints(settings).retain()]
 
 
 def left(tmp_path: Path) -> list[str]:
@@ -63,12 +59,12 @@ def test_a_deletion_is_on_record_before_it_begins_and_completed_later(
         found.append(file.read())
         raise OSError("killed")
 
-    real = file_facts.delete
-    monkeypatch.setattr(file_facts, "delete", die)
+    real = script_files.delete
+    monkeypatch.setattr(script_files, "delete", die)
     assert apply(file, tmp_path, 2) == ["ckpt-1"]
     assert [registry["removing"] for registry in found] == [[str(tmp_path / "ckpt-1")]]
     assert "ckpt-1" in left(tmp_path)
-    monkeypatch.setattr(file_facts, "delete", real)
+    monkeypatch.setattr(script_files, "delete", real)
     assert apply(file, tmp_path, 2) == []
     assert left(tmp_path) == ["ckpt-2", "ckpt-3"]
     assert file.read()["removing"] == []

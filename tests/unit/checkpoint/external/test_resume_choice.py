@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.checkpoint.external import file_facts
-from orchestrator.checkpoint.external.file_facts import facts_of
-from orchestrator.checkpoint.external.overwritten_files import OverwrittenFiles
-from orchestrator.checkpoint.external.registry import RegistryFile
-from orchestrator.checkpoint.external.resume_choice import ResumeChoice
+from orchestrator.checkpoint.external import script_files
+from orchestrator.checkpoint.external.external_checkpoints import OverwrittenFiles, RegistryFile, ResumeChoice
+from orchestrator.checkpoint.external.script_files import facts_of
 from tests.unit.checkpoint.external.entries import entry_of
 
 
@@ -102,7 +100,7 @@ def test_files_of_the_job_that_are_not_used_are_noted_and_those_from_before_it_a
     mine, foreign, removing = (str(files.root / name) for name in ("mine", "foreign", "removing"))
     for path in (mine, foreign, removing):
         Path(path).write_text("torn")
-    files.registry["adopted"][foreign] = file_facts.text(facts_of(foreign))
+    files.registry["adopted"][foreign] = script_files.text(facts_of(foreign))
     files.registry["removing"].append(removing)
     choice = files.choice()
     assert choice.make() is None

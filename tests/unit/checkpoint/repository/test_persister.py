@@ -13,11 +13,9 @@ import torch
 
 from orchestrator.checkpoint import CheckpointRepository, CheckpointStatus
 from orchestrator.checkpoint.format.layout import Version
-from orchestrator.checkpoint.repository.pace import Pace
-from orchestrator.checkpoint.repository.persister import SnapshotPersister, StoreSettings
+from orchestrator.checkpoint.repository.persister import Pace, SnapshotPersister, StoreSettings
 from orchestrator.checkpoint.snapshots.file import SnapshotDirectory, identity
-from orchestrator.checkpoint.snapshots.top_scores import TopScores
-from orchestrator.checkpoint.snapshots.writer import SnapshotWriter
+from orchestrator.checkpoint.snapshots.writer import SnapshotWriter, TopScores
 from orchestrator.checkpoint.storage.storage import LocalStorage
 from tests.support import warm
 from tests.support.stack import PATIENCE_SECONDS

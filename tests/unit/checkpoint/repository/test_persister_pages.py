@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.checkpoint.repository.persister_pages import PersisterPages
-from orchestrator.checkpoint.snapshots.unmapped import UnmappedDirectory
+from orchestrator.checkpoint.repository.persister import PersisterPages
+from orchestrator.checkpoint.snapshots.file import SnapshotDirectory
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from orchestrator.checkpoint.snapshots.shared_words import StoreState
+    from orchestrator.checkpoint.snapshots.file import StoreState
 
 
-class FullOnce(UnmappedDirectory):
+class FullOnce(SnapshotDirectory):
     """A directory in which the first attempt to make a rank's page fails."""
 
     failures = 1
@@ -32,12 +32,12 @@ def test_pages_that_could_not_all_be_opened_are_opened_again(tmp_path: Path) -> 
     with pytest.raises(OSError, match="No space left"):
         pages.open()
     pages.open()
-    assert UnmappedDirectory(tmp_path).store_state(0).serves
+    assert SnapshotDirectory(tmp_path).store_state(0).serves
 
 
 def test_a_rank_is_served_until_the_pages_are_closed(tmp_path: Path) -> None:
-    rank = UnmappedDirectory(tmp_path).store_state(1)
-    pages = PersisterPages(UnmappedDirectory(tmp_path), 1)
+    rank = SnapshotDirectory(tmp_path).store_state(1)
+    pages = PersisterPages(SnapshotDirectory(tmp_path), 1)
     assert not rank.serves
     pages.open()
     assert rank.takes_all
@@ -49,8 +49,8 @@ def test_a_rank_is_served_until_the_pages_are_closed(tmp_path: Path) -> None:
 
 
 def test_every_rank_reads_what_rank_0_wants(tmp_path: Path) -> None:
-    UnmappedDirectory(tmp_path).store_state(0).publish_wanted([3, 5])
-    pages = PersisterPages(UnmappedDirectory(tmp_path), 1)
+    SnapshotDirectory(tmp_path).store_state(0).publish_wanted([3, 5])
+    pages = PersisterPages(SnapshotDirectory(tmp_path), 1)
     assert pages.wanted() == frozenset()
     pages.open()
     assert pages.wanted() == {3, 5}

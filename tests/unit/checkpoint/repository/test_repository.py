@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from orchestrator.checkpoint import CheckpointRepository, CheckpointStatus, CorruptCheckpointError, StaleAttemptError
-from orchestrator.checkpoint.errors import InsufficientSpaceError
+from orchestrator.checkpoint.errors import InsufficientSpaceError, ResumeMismatchError
+from orchestrator.checkpoint.snapshots.reader import SnapshotReader
 from orchestrator.checkpoint.storage.storage import LocalStorage
+from tests.support.disks import fill, small_disk
 
 STATE = {"model": {"weight": torch.arange(6.0).reshape(2, 3)}, "epoch": 2}
 
@@ -276,7 +278,7 @@ def test_what_dead_runs_left_half_done_is_cleared_away(root):
     assert {(info.status, info.step) for info in listed} == {(CheckpointStatus.INCOMPLETE, 9)}
     assert "its writer died" in listed[0].why
     CheckpointRepository(root, attempt=2, token="mine").load_latest()
-    assert sorted(os.listdir(root)) == [".lock", ".spares", "fence.json"]
+    assert sorted(os.listdir(root)) == [".lock", "fence.json"]
 
 
 # Failures of storage
@@ -298,6 +300,33 @@ def test_half_written_ones_make_room_first(root, monkeypatch):
     stray.mkdir()
     monkeypatch.setattr(LocalStorage, "free_bytes", lambda _self: 1000 if stray.exists() else 10**9)
     assert store.save(STATE, step=3).step == 3
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
+def test_attempts_resume_on_a_full_disk_and_their_ranks_from_the_same_one(tmp_path, kind):
+    snapshots = SnapshotReader(tmp_path / "snapshots", job_id="j")
+    with small_disk(tmp_path, 8, kind=kind) as disk:
+        store = CheckpointRepository(disk / "root", attempt=1, keep=None)
+        for step in (1, 2):
+            store.save(STATE, step=step)
+        ballast = fill(disk)
+
+        def rank_of_two(number, **where):
+            return CheckpointRepository(disk / "root", attempt=2, rank=number, world_size=2, token="t", **where)
+
+        assert rank_of_two(0, snapshots=snapshots).load_latest().step == 2
+        os.unlink(disk / "root" / "step-000000000002-a1" / "manifest.json")
+        with pytest.raises(ResumeMismatchError):
+            rank_of_two(1, snapshots=snapshots).load_latest()
+        with pytest.raises(OSError, match="No space left"):
+            rank_of_two(0).load_latest()  # and not a choice of its own
+        assert CheckpointRepository(disk / "root", attempt=3).load_latest().step == 1
+        with pytest.raises(InsufficientSpaceError):
+            CheckpointRepository(disk / "root", attempt=3).save({"w": bytes(50_000)}, step=2)
+        assert not [name for name in os.listdir(disk / "root") if name.startswith(".draft")]
+        ballast.unlink()
+        CheckpointRepository(disk / "root", attempt=4).save(STATE, step=2)
+        assert CheckpointRepository(disk / "root", attempt=5).load_latest().step == 2
 
 
 def test_a_named_checkpoint_is_loaded_or_refused(root, tmp_path):

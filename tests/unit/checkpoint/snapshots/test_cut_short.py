@@ -12,8 +12,7 @@ import torch
 
 from orchestrator.checkpoint import CheckpointRepository, CorruptCheckpointError
 from orchestrator.checkpoint.repository.persister import SnapshotPersister, StoreSettings
-from orchestrator.checkpoint.snapshots.file import HEADER_BYTES
-from orchestrator.checkpoint.snapshots.unmapped import PIECE_BYTES, FileSlot, UnmappedDirectory
+from orchestrator.checkpoint.snapshots.file import HEADER_BYTES, PIECE_BYTES, SnapshotDirectory, SnapshotSlot
 from orchestrator.checkpoint.snapshots.writer import SnapshotWriter
 
 # Runs in a separate process: the failure under test would end the whole suite.
@@ -62,14 +61,14 @@ def test_a_wanted_snapshot_that_is_cut_short_is_told_and_given_up(saved: Path, t
     persister = SnapshotPersister(saved, rank=0, settings=StoreSettings(root=str(tmp_path / "store")))
     assert not persister.poll()
     assert "is damaged and was given up" in persister.status.failure
-    assert not list(UnmappedDirectory(saved).snapshots(0))
+    assert not list(SnapshotDirectory(saved).snapshots(0))
     persister.close()
 
 
 def test_a_slot_that_is_cut_short_while_it_is_read_is_an_error(saved: Path) -> None:
     path = min(saved.glob("*.snap"))
     os.truncate(path, HEADER_BYTES + 2 * PIECE_BYTES)
-    slot = FileSlot.open(path)
+    slot = SnapshotSlot.open(path)
     assert slot is not None
     pieces = slot.pieces(HEADER_BYTES, 2 * PIECE_BYTES)
     assert len(next(pieces)) == PIECE_BYTES
@@ -85,7 +84,7 @@ def test_pieces_are_the_bytes_of_the_slot(saved: Path, size: int) -> None:
     with path.open("r+b") as file:
         file.seek(HEADER_BYTES)
         file.write(content)
-    slot = FileSlot.open(path)
+    slot = SnapshotSlot.open(path)
     assert slot is not None
     assert b"".join(bytes(piece) for piece in slot.pieces(HEADER_BYTES, size)) == content
 
@@ -103,4 +102,4 @@ def test_what_is_no_slot_is_none(tmp_path: Path, kind: str) -> None:
         os.mknod(path, 0o140600)
     else:
         path.touch()
-    assert UnmappedDirectory(tmp_path).slots(0) == []
+    assert SnapshotDirectory(tmp_path).slots(0) == []

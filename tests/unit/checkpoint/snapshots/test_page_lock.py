@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from orchestrator.checkpoint.snapshots.file import SnapshotSlot
-from orchestrator.checkpoint.snapshots.page_lock import PageLocks, cuda_driver
+from orchestrator.checkpoint.snapshots.writer import PageLocks, cuda_driver
 
 SIZE = 1 << 16
 

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.checkpoint.format.layout import Version
 from orchestrator.checkpoint.snapshots.file import HEADER_BYTES, SLOTS, SnapshotDirectory, SnapshotSlot, identity
-from orchestrator.checkpoint.snapshots.slot_pool import SlotPool
+from orchestrator.checkpoint.snapshots.writer import SlotPool
 
 SIZE = HEADER_BYTES + 4096
 

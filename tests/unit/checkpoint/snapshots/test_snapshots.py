@@ -12,14 +12,13 @@ from orchestrator.checkpoint.format.layout import Version
 from orchestrator.checkpoint.snapshots.file import (
     SnapshotDirectory,
     SnapshotSlot,
+    SnapshotUnavailableError,
     held,
     identity,
     version_of,
 )
 from orchestrator.checkpoint.snapshots.reader import MEMORY, SnapshotReader
-from orchestrator.checkpoint.snapshots.unmapped import UnmappedDirectory
 from orchestrator.checkpoint.snapshots.writer import SnapshotWriter
-from orchestrator.checkpoint.snapshots.writer_lock import SnapshotUnavailableError
 from tests.support import warm
 
 
@@ -152,11 +151,14 @@ def test_one_that_is_overwritten_while_it_is_read_is_refused(folder, write, monk
     writer.save({"state": state(1)}, step=1, gang=False)
     reader = SnapshotReader(folder, job_id="j")
 
-    def overtake(_slot):
+    read = SnapshotSlot.read
+
+    def overtaken(slot, start, size):
         for step in (2, 3):
             writer.save({"state": state(step)}, step=step, gang=False)
+        return read(slot, start, size)
 
-    monkeypatch.setattr(SnapshotSlot, "prefault", overtake)
+    monkeypatch.setattr(SnapshotSlot, "read", overtaken)
     with pytest.raises(CorruptCheckpointError, match="overwritten while it was read"):
         reader.load(Version(attempt=1, step=1), 0, 1)
 
@@ -220,7 +222,7 @@ def test_identities_order_as_versions_do_and_have_their_limits():
 
 
 def test_the_hold_word_is_shared(tmp_path):
-    first, second = SnapshotDirectory(tmp_path / "a").hold(), UnmappedDirectory(tmp_path / "a").hold()
+    first, second = SnapshotDirectory(tmp_path / "a").hold(), SnapshotDirectory(tmp_path / "a").hold()
     first.set(2**63 + 5)
     assert second.get() == 2**63 + 5
     first.close()
@@ -260,7 +262,7 @@ def test_memory_that_is_not_there_is_not_taken(folder, write, monkeypatch):
 
 
 def test_memory_that_is_left_is_the_machines_or_the_control_groups(tmp_path):
-    from orchestrator.checkpoint.snapshots.available_memory import available_memory_bytes
+    from orchestrator.checkpoint.snapshots.file import available_memory_bytes
 
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    1000 kB\n")
     assert available_memory_bytes(tmp_path / "meminfo", tmp_path / "none") == 1_024_000

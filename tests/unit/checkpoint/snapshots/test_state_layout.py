@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from orchestrator.checkpoint.snapshots.file import HEADER_BYTES, SnapshotDirectory
-from orchestrator.checkpoint.snapshots.slot_pool import SlotPool
-from orchestrator.checkpoint.snapshots.state_layout import StateLayout
+from orchestrator.checkpoint.snapshots.writer import SlotPool, StateLayout
 
 
 @pytest.fixture
@@ -87,6 +86,20 @@ def test_what_no_longer_fits_is_laid_out_anew(slots: SlotPool, parts: dict[str, 
     layout.update(parts)
     assert layout.copier(0, slots) is not copier
     assert [region.name for region in layout.regions()] == list(parts)
+    layout.close()
+
+
+def test_a_tensor_of_another_type_in_as_many_stored_bytes_is_laid_out_anew(slots: SlotPool) -> None:
+    layout = StateLayout()
+    layout.update({"state": torch.zeros(2, dtype=torch.complex128)})
+    layout.copier(0, slots).copy()
+    other = torch.tensor([[1 + 2j], [3 - 1j]], dtype=torch.complex128)
+    layout.update({"state": other})
+    copier = layout.copier(0, slots)
+    copier.copy()
+    (region,) = layout.regions()
+    assert other.numpy().tobytes() in bytes(copier.slot.memory[region.image_at : region.image_at + region.image_bytes])
+    assert b"[2,1]" in copier.plans["state"].tree
     layout.close()
 
 

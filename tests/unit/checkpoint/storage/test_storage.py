@@ -3,12 +3,10 @@
 import errno
 import hashlib
 import os
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from orchestrator.checkpoint.storage.storage import DRAFT_PREFIX, LocalStorage
-from tests.support.disks import fill, small_disk
 
 
 @pytest.fixture
@@ -106,76 +104,3 @@ def test_a_file_system_without_locks_is_told(storage, monkeypatch):
 def test_locations_are_for_people(storage):
     assert storage.location("a/b") == f"{storage.root}/a/b"
     assert storage.location() == str(storage.root)
-
-
-@pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
-def test_small_files_have_their_room_on_a_full_disk_again_and_again(tmp_path, kind):
-    with small_disk(tmp_path, 8, kind=kind) as disk:
-        storage = LocalStorage(disk / "root")
-        storage.write("a", [b"x"])
-        storage.keep_spare()
-        fill(disk)
-        with pytest.raises(OSError, match="No space left"):
-            storage.write("b", [bytes(50_000)])
-        storage.remove("b")
-        for attempt in range(1, 41):
-            fill(disk)  # takes any space that was free for a moment
-            storage.replace("fence", f"fence of {attempt}".encode())
-            fill(disk)
-            assert storage.create(f".resume-a{attempt}", f"note of {attempt}".encode())
-            assert not storage.create(f".resume-a{attempt}", b"other")
-            fill(disk)
-            assert bytes(storage.read("fence")).decode() == f"fence of {attempt}"
-            assert bytes(storage.read(f".resume-a{attempt}")).decode() == f"note of {attempt}"
-            storage.remove(f".resume-a{attempt - 1}")
-            assert not storage.names(f".resume-a{attempt - 1}")
-            assert not [name for name in storage.names() if name.startswith(DRAFT_PREFIX)]
-
-
-def test_ranks_that_agree_at_once_need_no_spare_each(tmp_path):
-    with small_disk(tmp_path, 8) as disk:
-        storage = LocalStorage(disk / "root")
-        storage.write("a", [b"x"])
-        storage.keep_spare()
-        fill(disk)
-        with ThreadPoolExecutor(16) as ranks:
-            made = list(ranks.map(lambda rank: storage.create("note", b"rank %d" % rank), range(16)))
-        assert sum(made) == 1
-        assert bytes(storage.read("note")) == b"rank %d" % made.index(True)
-
-
-def test_the_room_is_used_for_files_of_the_directory_alone(tmp_path):
-    with small_disk(tmp_path, 8) as disk:
-        storage = LocalStorage(disk / "root")
-        storage.write("staging/a", [b"x"])
-        storage.keep_spare()
-        fill(disk)
-        with pytest.raises(OSError, match="No space left"):
-            storage.replace("staging/done", b"1")
-
-
-def test_a_replacement_that_was_cut_short_leaves_no_second_name_of_a_file_in_use(storage):
-    storage.replace("fence", b"1")
-    storage.keep_spare()
-    spares = sorted((storage.root / ".spares").iterdir())
-    for spare in spares[1:]:
-        spare.unlink()
-    os.link(storage.root / "fence", storage.root / ".spares" / "0")  # then the process died
-    assert storage._spares.create(storage.root / "note", b"note")
-    assert (bytes(storage.read("fence")), bytes(storage.read("note"))) == (b"1", b"note")
-    assert not (storage.root / ".spares" / "0").exists()
-
-
-def test_room_comes_back_when_there_is_some(tmp_path):
-    with small_disk(tmp_path, 8) as disk:
-        storage = LocalStorage(disk / "root")
-        storage.write("a", [b"x"])
-        ballast = fill(disk)
-        storage.keep_spare()
-        with pytest.raises(OSError, match="No space left"):  # the disk was full from the beginning
-            storage.replace("fence", b"1")
-        ballast.unlink()
-        storage.keep_spare()
-        fill(disk)
-        storage.replace("fence", b"1")
-        assert bytes(storage.read("fence")) == b"1"

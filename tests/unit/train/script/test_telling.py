@@ -29,8 +29,8 @@ from orchestrator.train.script.profiling import (
 )
 from orchestrator.train.script.training_context import Context
 from orchestrator.train.trainer.config.config import MultiGPUConfig
-from orchestrator.train.trainer.loop.agreement import StopAgreement, explain_broken_collective, share_error
 from orchestrator.train.trainer.loop.manager import MultiGPUTrainingManager
+from orchestrator.train.trainer.loop.recovery import StopAgreement, explain_broken_collective, share_error
 from orchestrator.train.trainer.loop.reporting import ProgressBar, log_event
 from tests.support.pages import BothSides
 from tests.unit.train.trainer.builders import a_dataset, a_model, alone, cross_entropy, sgd

@@ -16,9 +16,14 @@ import pytest
 from orchestrator.spec.trainer import TrainingMode
 from orchestrator.train.errors import ConfigError
 from orchestrator.train.trainer.config import rules as config_rules
-from orchestrator.train.trainer.config.config import MultiGPUConfig
+from orchestrator.train.trainer.config.config import (
+    TRAINER_VARIABLE,
+    MultiGPUConfig,
+    add_arguments,
+    settings,
+    show_default,
+)
 from orchestrator.train.trainer.config.rules import Surroundings
-from orchestrator.train.trainer.config.sources import TRAINER_VARIABLE, add_arguments, settings, show_default
 from tests.support.stack import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[5]

@@ -12,9 +12,7 @@ import pytest
 from orchestrator.spec.job import parse_job
 from orchestrator.spec.problems import SpecError
 from orchestrator.train.errors import ConfigError
-from orchestrator.train.trainer.config.check import trainer_findings
-from orchestrator.train.trainer.config.config import MultiGPUConfig
-from orchestrator.train.trainer.config.sources import TRAINER_VARIABLE
+from orchestrator.train.trainer.config.config import TRAINER_VARIABLE, MultiGPUConfig, trainer_findings
 from orchestrator.train.trainer.loop.manager import MultiGPUTrainingManager
 from tests.support.stack import PATIENCE_SECONDS
 from tests.unit.train.trainer.builders import a_context
@@ -109,7 +107,7 @@ def test_the_command_line_wins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 def test_checking_needs_no_torch() -> None:
     script = (
-        "import sys, orchestrator.train.trainer.config.check; print('torch' in sys.modules, 'numpy' in sys.modules)"
+        "import sys, orchestrator.train.trainer.config.config; print('torch' in sys.modules, 'numpy' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS

@@ -10,8 +10,13 @@ from torch import Tensor, nn
 
 from orchestrator.train.errors import ConfigError
 from orchestrator.train.trainer.config.config import MultiGPUConfig
-from orchestrator.train.trainer.engine.model_options import find_blocks, prepare_model, recompute_activations
-from orchestrator.train.trainer.engine.precision import MixedPrecision, resolve
+from orchestrator.train.trainer.engine.trainer import (
+    MixedPrecision,
+    find_blocks,
+    prepare_model,
+    recompute_activations,
+    resolve,
+)
 from orchestrator.train.trainer.engine.trainers import DistributedDataParallelTrainer
 from tests.unit.train.trainer.builders import a_model, alone, cross_entropy, sgd
 

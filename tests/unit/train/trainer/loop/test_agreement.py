@@ -7,7 +7,7 @@ import torch
 from torch.distributed import HashStore
 
 from orchestrator.train.errors import ConfigError
-from orchestrator.train.trainer.loop.agreement import one_voice
+from orchestrator.train.trainer.loop.recovery import one_voice
 from orchestrator.train.trainer.process_group import RankGroup
 from tests.unit.train.trainer.builders import alone
 

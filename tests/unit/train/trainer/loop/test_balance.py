@@ -17,8 +17,7 @@ from orchestrator.train.script.elastic import share_of, share_out
 from orchestrator.train.trainer.config.config import MultiGPUConfig
 from orchestrator.train.trainer.config.rules import Surroundings, conflicts_with_place
 from orchestrator.train.trainer.data.loading import Feed, build_feed
-from orchestrator.train.trainer.engine.busy_clock import BusyClock
-from orchestrator.train.trainer.engine.step_clock import CpuClock
+from orchestrator.train.trainer.engine.step_clock import BusyClock, CpuClock
 from orchestrator.train.trainer.engine.trainers import make_trainer
 from orchestrator.train.trainer.loop.balance import MeasuredShares, new_portions
 from orchestrator.train.trainer.loop.training_state import restore_shared_state, shared_state

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -12,11 +10,9 @@ from orchestrator.train.trainer.config.config import MultiGPUConfig
 from orchestrator.train.trainer.data.loading import Feed
 from orchestrator.train.trainer.engine.trainer import StepResult
 from orchestrator.train.trainer.engine.trainers import DistributedDataParallelTrainer
-from orchestrator.train.trainer.loop.epoch_state import EpochState
-from orchestrator.train.trainer.loop.recovery import FaultToleranceManager
-from orchestrator.train.trainer.loop.training_state import Progress, random_state
-from orchestrator.train.trainer.measure.epoch_loss import EpochLoss
-from tests.unit.train.trainer.builders import a_context, a_model, alone, cross_entropy, sgd
+from orchestrator.train.trainer.loop.training_state import EpochState, Progress, random_state
+from orchestrator.train.trainer.measure.metrics import EpochLoss
+from tests.unit.train.trainer.builders import a_model, alone, cross_entropy, sgd
 
 CPU = torch.device("cpu")
 ACCUMULATE, BATCH = 2, 4
@@ -24,11 +20,11 @@ STEP = StepResult(torch.tensor(1.0), ACCUMULATE * BATCH, tokens=3, updated=True,
 
 
 @pytest.fixture
-def epoch(tmp_path: Path) -> EpochState:
+def epoch() -> EpochState:
     config = MultiGPUConfig(batch_size=BATCH, gradient_accumulation_steps=ACCUMULATE)
     trainer = DistributedDataParallelTrainer(config, alone())
     trainer.prepare(a_model(), loss_fn=cross_entropy, optimizer=sgd)
-    return EpochState(trainer, FaultToleranceManager(a_context(tmp_path), config, alone()))
+    return EpochState(trainer)
 
 
 def shuffled() -> Feed:

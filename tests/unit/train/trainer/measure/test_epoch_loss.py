@@ -7,7 +7,7 @@ import math
 import torch
 
 from orchestrator.train.trainer.engine.trainer import StepResult
-from orchestrator.train.trainer.measure.epoch_loss import EpochLoss
+from orchestrator.train.trainer.measure.metrics import EpochLoss
 
 
 def step(loss: float, samples: int, value: float | None = None) -> StepResult:

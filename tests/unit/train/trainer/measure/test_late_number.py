@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from orchestrator.train.trainer.measure import late_number
-from orchestrator.train.trainer.measure.late_number import LateNumber
+from orchestrator.train.trainer.measure import metrics
+from orchestrator.train.trainer.measure.metrics import LateNumber
 
 
 def test_on_a_cpu_the_number_is_there_at_once() -> None:
@@ -42,7 +42,7 @@ class Event:
 def test_on_a_gpu_the_newest_number_that_has_arrived_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     empty = torch.empty
-    monkeypatch.setattr(late_number.torch, "empty", lambda *shape, **options: empty(*shape, dtype=options["dtype"]))
+    monkeypatch.setattr(metrics.torch, "empty", lambda *shape, **options: empty(*shape, dtype=options["dtype"]))
     number = LateNumber()
 
     def read(value: float) -> float | None:

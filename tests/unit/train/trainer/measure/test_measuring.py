@@ -20,13 +20,12 @@ from orchestrator.train.trainer.config.config import MultiGPUConfig
 from orchestrator.train.trainer.data.batches import compute_loss, count, map_tensors, split
 from orchestrator.train.trainer.engine.step_clock import CpuClock, Part
 from orchestrator.train.trainer.engine.trainers import DistributedDataParallelTrainer
-from orchestrator.train.trainer.measure import energy, peaks
-from orchestrator.train.trainer.measure.flops import count_flops, device_peak
-from orchestrator.train.trainer.measure.metrics import MetricsCollector
-from orchestrator.train.trainer.measure.monitor import PerformanceMonitor
+from orchestrator.train.trainer.measure import metrics as measuring
+from orchestrator.train.trainer.measure import peaks
+from orchestrator.train.trainer.measure.metrics import MetricsCollector, mean_interval
+from orchestrator.train.trainer.measure.mfu import count_flops, device_peak
+from orchestrator.train.trainer.measure.monitor import PerformanceMonitor, comparison_report
 from orchestrator.train.trainer.measure.peaks import peak_flops, peak_source
-from orchestrator.train.trainer.measure.run_comparison import comparison_report
-from orchestrator.train.trainer.measure.statistics import mean_interval
 from tests.unit.train.trainer.builders import a_model, alone, cross_entropy, sgd
 
 CPU = torch.device("cpu")
@@ -247,20 +246,20 @@ class Meter:
 
 def test_joules_are_those_of_ones_own_gpu() -> None:
     mine, other = Meter("GPU-1234"), Meter("GPU-9999")
-    meter = energy._choose([other, mine], "1234")
+    meter = measuring._choose([other, mine], "1234")
     assert meter is not None
     meter.close()
     assert other.closed
     assert mine.closed
-    follower = energy.EnergyMeter(Meter("GPU-1"), every_seconds=0.001)
+    follower = measuring.EnergyMeter(Meter("GPU-1"), every_seconds=0.001)
     wait_until(lambda: (follower.joules or 0) >= 20)
     follower.close()
-    assert energy._choose([Meter("GPU-1")], "") is None
+    assert measuring._choose([Meter("GPU-1")], "") is None
 
 
 @pytest.mark.parametrize("reader", [Meter("a", counter=False), Meter("a", lost=True)])
 def test_no_counter_no_joules(reader: Any) -> None:
-    meter = energy.EnergyMeter(reader, every_seconds=0.001)
+    meter = measuring.EnergyMeter(reader, every_seconds=0.001)
     meter._thread.join(300)
     assert not meter._thread.is_alive()
     assert meter.joules is None
@@ -268,7 +267,7 @@ def test_no_counter_no_joules(reader: Any) -> None:
 
 
 def test_no_gpu_no_meter() -> None:
-    assert energy.open_meter(CPU) is None
+    assert measuring.open_meter(CPU) is None
 
 
 def wait_until(condition: Any) -> None:
