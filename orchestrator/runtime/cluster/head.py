@@ -1,6 +1,6 @@
-"""The embedded Ray head: started by ``ray start --head``, found again after a crash of the daemon, watched, and ended.
+"""The embedded Ray head: started by ``head_program.py``, found again after a crash of the daemon, watched, and ended.
 
-Everything that ``ray start`` starts is in its own session of processes, whose number is recorded as soon as it runs. So no
+Everything that belongs to it is in its own session of processes, whose number is recorded as soon as it runs. So no
 daemon, however it ended, leaves a process that the next one does not find.
 
 Ray makes the directories of its session readable by every user, whatever the umask; they are in a directory that only
@@ -34,7 +34,7 @@ from orchestrator.runtime.nodes.directories import RAYLET_PID
 from orchestrator.spec import token_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from orchestrator.runtime.nodes.directories import Site
@@ -259,16 +259,17 @@ def _kill(victims: Sequence[psutil.Process], seconds: float) -> None:
 # -- its start
 
 
-def start_command(directory: Path, *, num_cpus: int, num_gpus: int, port: int, client_port: int) -> list[str]:
+def start_command(directory: Path, *, num_cpus: int, num_gpus: int, port: int) -> list[str]:
     """Return the command that starts a head at ``port`` of the loopback address, with its logs and sockets in ``directory``."""
-    return [
-        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--disable-usage-stats"),
-        *(f"--node-ip-address={LOOPBACK}", f"--port={port}", f"--temp-dir={directory}"),
-        *(f"--num-cpus={num_cpus}", f"--num-gpus={num_gpus}", f"--object-store-memory={OBJECT_STORE_BYTES}"),
-        *("--include-dashboard=false", "--include-log-monitor=false"),
-        # The defaults are fixed ports: a second head on the machine could not start, or would try for seconds.
-        *("--dashboard-port=0", "--dashboard-agent-listen-port=0", f"--ray-client-server-port={client_port}"),
-    ]
+    options = {
+        "num_cpus": num_cpus,
+        "num_gpus": num_gpus,
+        "object_store_memory": OBJECT_STORE_BYTES,
+        "node_ip_address": LOOPBACK,
+        "gcs_server_port": port,
+        "temp_dir": str(directory),
+    }
+    return [sys.executable, "-m", "orchestrator.runtime.cluster.head_program", json.dumps(options)]
 
 
 async def output_of(
@@ -329,10 +330,10 @@ def _lines(file: IO[bytes]) -> list[str]:
     return [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
 
 
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server((LOOPBACK, 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in sockets]
+def _free_port() -> int:
+    with socket.create_server((LOOPBACK, 0)) as sock:
+        port: int = sock.getsockname()[1]
+        return port
 
 
 class EmbeddedHead:
@@ -433,13 +434,12 @@ class EmbeddedHead:
         await asyncio.to_thread(_clear_logs, directory)
         dropped = {*OF_THE_DRIVER, *VISIBLE_GPUS}  # each rank is told which GPUs it sees
         environ = {name: value for name, value in os.environ.items() if name not in dropped}
-        port, client_port = _free_ports(2)
+        port = _free_port()
         command = self._command(
             directory,
             num_cpus=self._num_cpus or os.cpu_count() or 1,
             num_gpus=await asyncio.to_thread(self._count_gpus),
             port=port,
-            client_port=client_port,
         )
         sessions: list[int] = []
 
@@ -455,7 +455,6 @@ class EmbeddedHead:
             raise ClusterError(f"Ray's head did not start: {error}") from error
         head = Head(session=sessions[0], gcs_address=f"{LOOPBACK}:{port}", pids=_pids(sessions[0], directory))
         write_head(file, head)
-        await asyncio.to_thread(_end_unused, head)
         return head
 
     def _count_gpus(self) -> int:
@@ -516,21 +515,6 @@ def _pids(session: int, directory: Path) -> dict[str, tuple[int, float]]:
     if len(found) != 2:
         raise ClusterError(f"Ray's head died at once; see {directory}/session_latest/logs")
     return found
-
-
-def _end_unused(head: Head) -> None:
-    """End what ``ray start`` starts besides the control plane and the raylet with its children.
-
-    These are the servers of the dashboard and of Ray's client, and the autoscaler's monitor, which no option leaves out.
-    Together they take 300 MB, and seconds of processor time to start; nothing here calls them, and nothing waits for them.
-    """
-    kept = {pid for pid, _ in head.pids.values()}
-    _kill([p for p in _members(head.session) if p.pid not in kept and not kept & set(_ancestors(p))], END_SECONDS)
-
-
-def _ancestors(process: psutil.Process) -> Iterator[int]:
-    with contextlib.suppress(psutil.Error):
-        yield from (each.pid for each in process.parents())
 
 
 def _clear_logs(directory: Path) -> None:

@@ -17,6 +17,7 @@ from orchestrator.core.scheduler.resources import rank_size
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.names import gang_of, placement_group_name, rank_actor_name
 from orchestrator.runtime.nodes import control_plane
+from orchestrator.runtime.nodes.control_plane import upload_modules
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -160,17 +161,13 @@ def _actor_class() -> Any:
 def runtime_env_for_ray(spec: RuntimeEnvSpec, modules: Path) -> dict[str, Any]:
     """Return an actor's ``runtime_env`` option; empty for none. Uploads modules that the cluster lacks; blocking.
 
-    ``modules`` holds the job's own copies of ``py_modules``, by their last names. The upload needs Ray's private
-    ``ray._private.runtime_env``; ``tests/integration/test_ray_cluster.py`` fails when a new Ray breaks it.
+    ``modules`` holds the job's own copies of ``py_modules``, by their last names.
     """
     found: dict[str, Any] = {}
     if spec.pip:
         found["pip"] = list(spec.pip)
     if spec.py_modules:
-        from ray._private.runtime_env.py_modules import upload_py_modules_if_needed
-
-        paths = [str(modules / Path(each).name) for each in spec.py_modules]
-        found |= upload_py_modules_if_needed({"py_modules": paths}, include_gitignore=True, scratch_dir=str(modules))
+        found |= upload_modules([str(modules / Path(each).name) for each in spec.py_modules], modules)
     return found
 
 

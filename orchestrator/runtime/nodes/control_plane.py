@@ -4,7 +4,7 @@ Ray's own ``ray.nodes``, ``placement_group_table``, ``get_placement_group`` and 
 called in the daemon. They wait for a dead head without a deadline, and end the whole process when the answer is an
 error, as it is when another gRPC server has taken the dead head's port.
 
-Needs Ray's messages (``ray.core.generated``) and ``ray._private.grpc_utils``, which are internal to Ray: only this module uses
+Needs Ray's messages (``ray.core.generated``), ``ray._private.grpc_utils`` and an upload of ``ray._private.runtime_env``, which are internal to Ray: only this module uses
 them, and ``tests/integration/test_ray_internals.py`` fails when a new Ray breaks it. The channels have the token and the
 certificates of Ray's own clients, which read them from the environment.
 """
@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 ANSWER_SECONDS: Final = 20.0
 HEALTH_SECONDS: Final = 1.5
@@ -191,3 +192,16 @@ def _new_channel(address: str) -> Any:
     from ray._private.grpc_utils import init_grpc_channel
 
     return init_grpc_channel(address, DIRECTLY)
+
+
+def upload_modules(paths: Sequence[str], scratch: Path) -> dict[str, Any]:
+    """Upload modules that the cluster lacks; return the part of a ``runtime_env`` that names them. Blocks.
+
+    Ray documents no way to upload them for one actor. ``tests/integration/test_ray_cluster.py`` fails when a new Ray breaks it.
+    """
+    from ray._private.runtime_env.py_modules import upload_py_modules_if_needed
+
+    found: dict[str, Any] = upload_py_modules_if_needed(
+        {"py_modules": list(paths)}, include_gitignore=True, scratch_dir=str(scratch)
+    )
+    return found
