@@ -1,5 +1,7 @@
 """Budgets of the whole package: how much there is to read, and how far it reaches into Ray and torch. `make lint` prints them.
 
+The files of the flows are those that docs/architecture.md lists; `tests/integration/test_flows.py` follows them with a tracer.
+
 A budget is lowered when its figure has fallen. One that has to rise does so in the commit that needs it, which says what for.
 """
 
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import flows
 from tests.support.trees import tree_of
 
 PACKAGE = Path(__file__).parents[2] / "orchestrator"
@@ -25,6 +28,10 @@ BUDGETS = {
     "files with private names of Ray": 2,
     "names of torch that are replaced": 3,
     "private names of torch that are replaced": 0,
+    "files from `orch submit` to a first line": 139,
+    "forms of a submission": 11,
+    "files from a death to the next attempt": 100,
+    "files from a sample to its alert": 20,
 }
 
 PRIVATE = re.compile(r"\._(?!_)|\.core\.generated\b")
@@ -149,6 +156,10 @@ def found() -> Mapping[str, int | dict[str, list[str]]]:
         by_file,
         of_torch,
         {name: files for name, files in of_torch.items() if PRIVATE.search(name)},
+        len(flows.listed(flows.SUBMIT)),
+        len(flows.rows(flows.FORMS)),
+        len(flows.listed(flows.DEATH)),
+        len(flows.listed(flows.SAMPLE)),
     )
     return dict(zip(BUDGETS, figures, strict=True))
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import tempfile
@@ -18,11 +17,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.flows import BESIDE, DEATH, SAMPLE, SUBMIT, listed
 from tests.support.stack import Stack, wait_until
 
 ROOT = Path(__file__).parents[2]
 TRACER = ROOT / "tests" / "support" / "flow_tracer" / "sitecustomize.py"
-SUBMIT, DEATH, SAMPLE = "flow-submit", "flow-death", "flow-sample"
 
 SPEC = """
 version: 1
@@ -49,14 +48,6 @@ BESIDE_THE_SAMPLE = {
     "gpu/proc.py": "the processes of a simulated GPU",
     "gpu/recording/job_record.py": "the samples' record in the job's directory",
 }
-
-
-def listed(name: str) -> dict[str, int]:
-    """Return the files of a table of docs/architecture.md that is between two comments, with their rows; a folder ends with a slash."""
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    (table,) = re.findall(rf"<!-- {name}:begin -->\n(.*?)<!-- {name}:end -->", page, re.DOTALL)
-    rows = [row.split("|")[-3] for row in table.splitlines()[2:]]
-    return {file: number for number, row in enumerate(rows, 1) for file in re.findall(r"`([^`]+)`", row)}
 
 
 class Tracer:
@@ -142,7 +133,7 @@ def _follow_samples(stack: Stack, tracer: Tracer, job_id: str) -> None:
 
 def _not_reached(seen: Mapping[str, object]) -> list[str]:
     """Return the files of the third flow that did not take part; one driver is enough."""
-    absent = listed(SAMPLE).keys() - NO_CODE_RUNS - seen.keys()
+    absent = listed(SAMPLE) - NO_CODE_RUNS - seen.keys()
     return sorted(file for file in absent if not file.startswith(DRIVERS) or "gpu/drivers/simulated.py" in absent)
 
 
@@ -151,10 +142,10 @@ def test_exactly_the_files_take_part_that_the_page_lists(
     flows: Mapping[str, Mapping[str, list[str]]], flow: str
 ) -> None:
     seen, names = flows[flow], listed(flow)
-    beside = tuple(listed("flow-beside"))
+    beside = tuple(listed(BESIDE))
     others = {file: calls for file, calls in seen.items() if file not in names and not file.startswith(beside)}
     assert others == {}, "add to the flow in docs/architecture.md, or, if nothing waits for it, to what runs beside it"
-    assert sorted(names.keys() - seen.keys()) == [], "does not take part any more"
+    assert sorted(names - seen.keys()) == [], "does not take part any more"
 
 
 def test_a_sample_passes_the_files_that_the_page_lists_and_no_other_of_the_gpus(
@@ -164,4 +155,4 @@ def test_a_sample_passes_the_files_that_the_page_lists_and_no_other_of_the_gpus(
     seen = flows[SAMPLE]
     assert _not_reached(seen) == []
     of_gpus = {file for file in seen if file.startswith(("gpu/", "runtime/exporters/"))}
-    assert of_gpus - BESIDE_THE_SAMPLE.keys() <= listed(SAMPLE).keys()
+    assert of_gpus - BESIDE_THE_SAMPLE.keys() <= listed(SAMPLE)

@@ -17,9 +17,8 @@ from orchestrator.core.codec import Integer, Record, Text, Time
 from orchestrator.core.errors import BrokenRuleError
 from orchestrator.core.facts.fact import Fact
 from orchestrator.core.ids import JobId
-from orchestrator.core.job.attempt import Attempt, Exits, Stop
+from orchestrator.core.job.attempt import Attempt, Exits, Past, Stop
 from orchestrator.core.job.checkpoints import Checkpoints
-from orchestrator.core.job.past_attempts import Past
 from orchestrator.core.job.phases import (
     ENDED,
     NO_EXITS,

@@ -19,8 +19,7 @@ from orchestrator.core.errors import BrokenRuleError, CoreError
 from orchestrator.core.facts import reasons, requesters
 from orchestrator.core.facts.findings import Finding, key_of
 from orchestrator.core.facts.gangs import RecordRestored
-from orchestrator.core.job.attempt import Attempt, Stop
-from orchestrator.core.job.past_attempts import shorten
+from orchestrator.core.job.attempt import Attempt, Stop, shorten
 from orchestrator.core.job.phases import (
     Cancelled,
     Draining,

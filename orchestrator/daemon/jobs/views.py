@@ -24,7 +24,7 @@ from orchestrator.core.facts.findings import (
 )
 from orchestrator.core.facts.gangs import RecordRestored
 from orchestrator.core.facts.reasons import StopOrdered, is_pruned
-from orchestrator.core.job.past_attempts import recovery_seconds
+from orchestrator.core.job.attempt import recovery_seconds
 from orchestrator.core.states import JobState
 from orchestrator.core.stored import event_body
 from orchestrator.daemon.jobs.progress import no_real_gpu

@@ -12,8 +12,7 @@ import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from orchestrator.api.server.acceptor import Acceptor
-from orchestrator.api.server.listeners import Deadlines
+from orchestrator.api.server.listeners import Acceptor, Deadlines
 from orchestrator.api.server.testing import serve_fake
 from orchestrator.daemon.requests.files import LeftFiles
 from orchestrator.runtime.pools import Pool

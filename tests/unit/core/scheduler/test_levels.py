@@ -11,7 +11,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.facts.reasons import MadeRoom
 from orchestrator.core.facts.requesters import ByUser
 from orchestrator.core.ids import JobId
-from orchestrator.core.job.past_attempts import KEPT_ATTEMPTS
+from orchestrator.core.job.attempt import KEPT_ATTEMPTS
 from orchestrator.core.scheduler.durations import UNKNOWN_SECONDS, Like, RunTimeHistory, RunTimes, attained, ran_seconds
 from orchestrator.core.scheduler.live_jobs import LiveJobs
 from orchestrator.core.scheduler.order import Rule
