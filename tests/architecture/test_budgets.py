@@ -30,7 +30,7 @@ BUDGETS = {
     "private names of torch that are replaced": 0,
     "files from `orch submit` to a first line": 139,
     "forms of a submission": 11,
-    "files from a death to the next attempt": 100,
+    "files from a death to the next attempt": 99,
     "files from a sample to its alert": 20,
 }
 

@@ -74,7 +74,7 @@ class Recorded:
     def ordered(self, job: Job, effect: Effect | None) -> None:
         """Record an effect that the loop applies, unless it is the same as before."""
         if effect is not None and effect != self._ordered:
-            self.line(f"L->>E: {_phase(job)}, {hold_of(job.held)}")
+            self.line(f"L->>E: {_phase(job)}, {hold_of(job.phase)}")
             self.line(f"E-->>L: {type(effect).__name__}")
             self.line(f"L->>G: {type(effect).__name__}, attempt {job.attempt_number}, gang {effect.gang}")
         self._ordered = effect
