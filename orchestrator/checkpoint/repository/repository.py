@@ -4,7 +4,7 @@ Guarantees (docs/checkpoints.md): a checkpoint counts only when it is complete; 
 newest valid one is found; the last valid one is never removed; a writer of an older attempt is refused.
 
 Ranks do not communicate: they share only the storage. The first one that has chosen what to resume from leaves a note
-in the checkpoint directory, or in that of the snapshots, and the others follow it; so they agree even when a checkpoint is found damaged, or becomes
+in the checkpoint directory, or beside the snapshots where the disk is full, and the others follow it; so they agree even when a checkpoint is found damaged, or becomes
 complete, between their reads.
 """
 
@@ -22,7 +22,7 @@ from orchestrator.checkpoint.format.layout import Version
 from orchestrator.checkpoint.snapshots.reader import MEMORY
 from orchestrator.checkpoint.storage.directory import Checkpoint, CheckpointDirectory, CheckpointReader
 from orchestrator.checkpoint.storage.info import CheckpointInfo, Retention
-from orchestrator.checkpoint.storage.storage import LocalStorage, Storage, open_storage
+from orchestrator.checkpoint.storage.storage import FULL, LocalStorage, Storage, open_storage
 from orchestrator.checkpoint.storage.writer import CheckpointWriter, Draft, EncodedPart, Fence, Part
 
 if TYPE_CHECKING:
@@ -53,8 +53,9 @@ class Resume:
         self._wait_seconds = wait_seconds
         self._directory, self._snapshots = directory, snapshots
         self._storage = directory.storage
-        # Ranks that share snapshots share their directory, too, which has space where a disk has none.
-        self._notes = self._storage if snapshots is None else LocalStorage(snapshots.path, private=True)
+        self._places: list[Storage] = [self._storage]
+        if snapshots is not None:  # in memory there is space where the disk has none
+            self._places.append(LocalStorage(snapshots.path, private=True))
         self._rank, self._world_size = rank, world_size
         self._attempt, self._token = attempt, token
         self._loads = 0
@@ -68,16 +69,24 @@ class Resume:
         ticket = layout.ticket_name(self._attempt, self._token, self._loads)
         self._loads += 1
         agreed = self._read(ticket)
-        if agreed is None and self._rank != 0 and not self._notes.atomic_create:
+        if agreed is None and self._rank != 0 and not self._storage.atomic_create:
             agreed = self._wait_for(ticket)  # where two ranks could create the note at once, only rank 0 does
         if agreed is not None:
             return self._follow(agreed)
         loaded = self._decide()
         choice = _choice(loaded)
-        if self._notes.create(ticket, json.dumps({"checkpoint": choice}).encode()):
-            return loaded
+        self._leave(ticket, json.dumps({"checkpoint": choice}).encode())
         agreed = self._read(ticket) or _NOTHING
         return loaded if agreed == choice else self._follow(agreed)
+
+    def _leave(self, ticket: str, note: bytes) -> None:
+        """Leave the note in storage, where every rank finds it, or in memory where the disk is full; one that is there stays."""
+        try:
+            self._storage.create(ticket, note)
+        except OSError as error:
+            if error.errno not in FULL or len(self._places) == 1:
+                raise
+            self._places[1].create(ticket, note)
 
     def _decide(self) -> Checkpoint | None:
         in_memory = None if self._snapshots is None else self._snapshots.newest()
@@ -135,10 +144,21 @@ class Resume:
         return agreed
 
     def _read(self, ticket: str) -> str | None:
-        try:
-            return str(json.loads(bytes(self._notes.read(ticket)))["checkpoint"])
-        except FileNotFoundError:
-            return None
+        """Return the choice of the note, None without one.
+
+        Raises ResumeMismatchError where two ranks have left different ones, because the disk was full for one of them only: each reads both
+        places after it has left its own, so at least one of them notices.
+        """
+        found: set[str] = set()
+        for place in self._places:
+            with contextlib.suppress(FileNotFoundError):
+                found.add(str(json.loads(bytes(place.read(ticket)))["checkpoint"]))
+        if len(found) > 1:
+            raise ResumeMismatchError(
+                f"the ranks have chosen different checkpoints ({' and '.join(sorted(found))}), because the disk was full for some of them;"
+                " restart the attempt: they choose again"
+            )
+        return found.pop() if found else None
 
 
 def _choice(loaded: Checkpoint | None) -> str:

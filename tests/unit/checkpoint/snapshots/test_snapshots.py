@@ -1,5 +1,6 @@
 """Snapshots in shared memory outlive the process that took them, and a torn one is never used."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from orchestrator.checkpoint import CheckpointRepository, CorruptCheckpointError, ResumeMismatchError
-from orchestrator.checkpoint.format.layout import Version
+from orchestrator.checkpoint.format.layout import Version, ticket_name
 from orchestrator.checkpoint.snapshots.file import (
     SnapshotDirectory,
     SnapshotSlot,
@@ -19,6 +20,7 @@ from orchestrator.checkpoint.snapshots.file import (
 )
 from orchestrator.checkpoint.snapshots.reader import MEMORY, SnapshotReader
 from orchestrator.checkpoint.snapshots.writer import SnapshotWriter
+from orchestrator.checkpoint.storage.storage import LocalStorage
 from tests.support import warm
 
 
@@ -468,3 +470,24 @@ def test_a_rank_without_the_memory_of_the_others_stops(store, write, tmp_path):
     elsewhere = CheckpointRepository(tmp_path / "checkpoints", attempt=2, rank=1, world_size=2, token="run2")
     with pytest.raises(ResumeMismatchError, match="no access to the snapshots"):
         elsewhere.load_latest()
+
+
+def test_on_a_full_disk_ranks_agree_in_memory_and_never_on_two_checkpoints(store, write, tmp_path, folder, monkeypatch):
+    write(world_size=2).save({"state": 5}, step=5, gang=False)
+    create = LocalStorage.create
+
+    def full(storage, path, content):
+        if storage.root == tmp_path / "checkpoints":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return create(storage, path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStorage, "create", full)
+        assert store(2, rank=0, world_size=2).load_latest().step == 5
+    assert store(2, rank=1, world_size=2).load_latest().step == 5, (
+        "the disk has space again, and the note in memory holds"
+    )
+    note = ticket_name(2, "run2", 0)
+    (tmp_path / "checkpoints" / note).write_text('{"checkpoint": ""}')
+    with pytest.raises(ResumeMismatchError, match="have chosen different checkpoints"):
+        store(2, rank=1, world_size=2).load_latest()
