@@ -19,9 +19,6 @@ unexport PYTHONDONTWRITEBYTECODE
 PARTS := lint tools docs+types+layers+unit+integration
 # What `make nightly` runs beside the other Pythons: targets of this file.
 NIGHTLY := rare bounds reference
-# Tests of rare faults, of other tools' installers and of whole examples, which take minutes: part of `make nightly`, not of `make test`.
-RARE := tests/faults/test_drills.py tests/faults/test_killed_together.py tests/integration/test_installers.py tests/integration/test_systemd.py \
-	tests/integration/test_trainer_examples.py tests/integration/test_trainer_huggingface.py tests/integration/test_two_hosts.py
 UNIT := tests/unit tests/stateful tests/simulation tests/fuzz tests/mutants tests/architecture tests/contract/test_memory.py
 
 .PHONY: setup demo test check nightly bounds tools lint docs types layers unit integration rare faults gpu reference campaign fuzz mutants soak hosts power-cuts tensorflow dashboards pictures format promises instructions pins image clean again
@@ -91,15 +88,16 @@ layers: $(STAMP)
 # Each test process imports all tested modules: no more processes than processors.
 unit: $(STAMP)
 	.ci/install-test-tools
-	$(BIN)/python -m pytest -q -n 2 $(XDIST) $(UNIT)
+	$(BIN)/python -m pytest -q -n 2 $(XDIST) -m 'not rare' $(UNIT)
 
 integration: $(STAMP)
 	.ci/install-test-tools
-	$(BIN)/python -m pytest -q -n 3 $(XDIST) --no-loadscope-reorder $(addprefix --ignore=,$(RARE)) tests/integration tests/acceptance tests/faults
+	$(BIN)/python -m pytest -q -n 3 $(XDIST) -m 'not rare' --no-loadscope-reorder tests/integration tests/acceptance tests/faults
 
+# Rare faults, other tools' installers, and whole examples, which take minutes: part of `make nightly`, not of `make test`.
 rare: $(STAMP)
 	.ci/install-test-tools
-	$(BIN)/python -m pytest -q -n 2 $(XDIST) $(RARE)
+	$(BIN)/python -m pytest -q -n 2 $(XDIST) -m rare $(UNIT) tests/integration tests/acceptance tests/faults
 
 # Only the tests that kill real processes; they are part of integration too.
 faults: $(STAMP)

@@ -18,6 +18,8 @@ from tests.support import disks
 from tests.support.ledger import SCRIPT, Ledger, job_spec
 from tests.support.stack import ORCH, PATIENCE_SECONDS, Stack, wait_until
 
+pytestmark = pytest.mark.rare
+
 
 @pytest.fixture
 def job_id(breakable: Stack, ledger: Ledger, tmp_path: Path) -> str:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.faults.test_actors_and_services import finish, fork_servers, running
 from tests.support.ledger import Ledger
 from tests.support.processes import actor_pids, all_gone, kill_each, node_agents, parent, tree
 from tests.support.stack import Stack, process_gone
+
+pytestmark = pytest.mark.rare
 
 
 def test_a_keeper_and_its_fork_server_that_die_together_leave_nothing(

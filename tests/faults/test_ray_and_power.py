@@ -38,8 +38,11 @@ def kill(pid: int) -> None:
 
 @pytest.mark.parametrize(
     ("part", "number"),
-    [("gcs_server", signal.SIGKILL), ("raylet", signal.SIGKILL), ("raylet", signal.SIGTERM)],
-    ids=["control store", "raylet", "raylet, in order"],
+    [
+        pytest.param("gcs_server", signal.SIGKILL, id="control store"),
+        pytest.param("raylet", signal.SIGKILL, id="raylet", marks=pytest.mark.rare),
+        pytest.param("raylet", signal.SIGTERM, id="raylet, in order", marks=pytest.mark.rare),
+    ],
 )
 def test_a_dead_head_is_started_again_and_jobs_resume(
     breakable: Stack, ledger: Ledger, tmp_path: Path, part: str, number: signal.Signals
@@ -77,6 +80,7 @@ def test_a_dead_head_is_started_again_and_jobs_resume(
     assert left_in_ray(stack) == []
 
 
+@pytest.mark.rare
 def test_a_raylet_that_is_stopped_for_good_is_replaced(breakable: Stack, ledger: Ledger, tmp_path: Path) -> None:
     """Ray's control store declares the node dead after some seconds, for good; every process of the head still exists."""
     stack, done = breakable, tmp_path / "done"
@@ -97,6 +101,7 @@ def test_a_raylet_that_is_stopped_for_good_is_replaced(breakable: Stack, ledger:
     ledger.check(job_id)
 
 
+@pytest.mark.rare
 def test_a_daemon_that_starts_beside_a_control_plane_that_only_seems_to_live(
     breakable: Stack, ledger: Ledger, tmp_path: Path
 ) -> None:
@@ -129,6 +134,7 @@ def _listens(address: str) -> bool:
     return True
 
 
+@pytest.mark.rare
 def test_a_head_that_dies_again_while_it_comes_back(breakable: Stack, ledger: Ledger, tmp_path: Path) -> None:
     stack, done = breakable, tmp_path / "done"
     job_id = submit(stack, ledger, tmp_path, ranks=2, until=str(done))
@@ -156,6 +162,7 @@ def test_a_head_that_dies_again_while_it_comes_back(breakable: Stack, ledger: Le
     ledger.check(job_id)
 
 
+@pytest.mark.rare
 def test_a_server_of_others_at_the_dead_heads_port(breakable: Stack, ledger: Ledger, tmp_path: Path) -> None:
     """Another server takes the port of the dead head, and answers the daemon's calls with an error."""
     stack, done = breakable, tmp_path / "done"
@@ -197,7 +204,7 @@ def another_head(stack: Stack, than: dict[str, int]) -> dict[str, int] | None:
     return found if found != than else None
 
 
-@pytest.mark.parametrize("moment", ["at work", "starting"])
+@pytest.mark.parametrize("moment", ["at work", pytest.param("starting", marks=pytest.mark.rare)])
 def test_a_power_cut_loses_no_job(
     breakable: Stack, ledger: Ledger, tmp_path: Path, dice: random.Random, moment: str
 ) -> None:

@@ -20,6 +20,8 @@ import pytest
 from tests.support.flows import BESIDE, DEATH, SAMPLE, SUBMIT, listed
 from tests.support.stack import Stack, wait_until
 
+pytestmark = pytest.mark.rare
+
 ROOT = Path(__file__).parents[2]
 TRACER = ROOT / "tests" / "support" / "flow_tracer" / "sitecustomize.py"
 

@@ -18,6 +18,8 @@ from orchestrator import parts
 from tests.support import light_client
 from tests.support.stack import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.rare
+
 PART = "top"
 """A small part, of which nothing is in the light client."""
 

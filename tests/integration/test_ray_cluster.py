@@ -217,6 +217,7 @@ def test_lost_nodes_are_survived_and_nodes_that_join_are_used(
         silent.kill()  # frozen, it would outlive its daemon
 
 
+@pytest.mark.rare
 def test_a_rank_that_alone_is_asked_to_stop_is_followed_by_those_of_other_nodes(
     whole: RayCluster, guest: Stack, ledger: Ledger, tmp_path: Path
 ) -> None:
@@ -240,6 +241,7 @@ def test_a_rank_that_alone_is_asked_to_stop_is_followed_by_those_of_other_nodes(
     ledger.check(job_id)
 
 
+@pytest.mark.rare
 def test_a_job_waits_for_the_only_node_that_holds_it_while_that_is_down(
     whole: RayCluster, guest: Stack, ledger: Ledger, tmp_path: Path
 ) -> None:
@@ -276,6 +278,7 @@ def test_a_job_waits_for_the_only_node_that_holds_it_while_that_is_down(
     )
 
 
+@pytest.mark.rare
 def test_an_elastic_job_goes_on_with_fewer_nodes_and_grows_again(
     whole: RayCluster, guest: Stack, tmp_path: Path
 ) -> None:
@@ -333,6 +336,7 @@ def test_a_restarted_daemon_adopts_and_a_node_may_be_away_for_a_moment(
     ledger.check(job_id)
 
 
+@pytest.mark.rare
 def test_other_users_of_the_cluster_are_respected(
     whole: RayCluster, guest: Stack, ledger: Ledger, tmp_path: Path
 ) -> None:

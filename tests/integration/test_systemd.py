@@ -53,6 +53,7 @@ MASKED += ("systemd-modules-load", "systemd-sysctl", "systemd-remount-fs")
 JOB = "name: steps\nentrypoint: sleep 600\nresources: {num_workers: 1, resources_per_worker: {gpu: 0, cpu: 0.1}}\n"
 
 pytestmark = [
+    pytest.mark.rare,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make namespaces"),
     pytest.mark.skipif(not SYSTEMD.exists(), reason="there is no systemd on this machine"),
 ]

@@ -18,6 +18,8 @@ from orchestrator.spec.job import parse_job
 from orchestrator.train.trainer.config.config import trainer_findings
 from tests.support.stack import PATIENCE_SECONDS, Stack, wait_until
 
+pytestmark = pytest.mark.rare
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ROOT = EXAMPLES.parent
 

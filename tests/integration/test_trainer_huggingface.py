@@ -14,6 +14,8 @@ from orchestrator.train.script.training_context import Context
 from orchestrator.train.trainer.config.config import MultiGPUConfig
 from orchestrator.train.trainer.loop.manager import MultiGPUTrainingManager
 
+pytestmark = pytest.mark.rare
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "huggingface" / "train.py"
 
 pytest.importorskip("transformers", reason="pip install transformers to try Hugging Face's models")

@@ -17,7 +17,10 @@ from tests.support.hosts.hosts import Hosts, Plan, why_not
 from tests.support.hosts.ledger import SharedLedger
 from tests.support.stack import wait_until
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "hosts can be made")
+pytestmark = [
+    pytest.mark.rare,
+    pytest.mark.skipif(bool(why_not()), reason=why_not() or "hosts can be made"),
+]
 
 SPREAD = {"resources": {"num_workers": 2, "resources_per_worker": {"gpu": 0, "cpu": 1}, "placement_strategy": "SPREAD"}}
 

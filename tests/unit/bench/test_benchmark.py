@@ -31,6 +31,7 @@ def orch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return call
 
 
+@pytest.mark.rare
 def test_a_model_of_ones_own_is_compared_and_everything_written(orch: Any, tmp_path: Path) -> None:
     script = tmp_path / "net.py"
     script.write_text("from torch import nn\ndef make():\n    print('a user may print')\n    return nn.Linear(50, 3)\n")
@@ -106,6 +107,7 @@ def test_a_directory_that_cannot_be_made_is_named(orch: Any, tmp_path: Path) -> 
     assert "out/logs cannot be made" in err
 
 
+@pytest.mark.rare
 def test_advice_comes_from_a_few_steps_on_one_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

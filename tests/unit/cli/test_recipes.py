@@ -37,6 +37,7 @@ INLINE = [c for line in PAGE.splitlines() if line.startswith("| ") for c in re.f
 STARTS_A_DAEMON = ("orch up", "orch port-forward", "orch run -i", "orch attach")
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize("name", sorted(SCRIPTS))
 def test_the_script_runs_and_a_second_start_has_nothing_left_to_do(tmp_path: Path, name: str) -> None:
     if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
@@ -50,6 +51,7 @@ def test_the_script_runs_and_a_second_start_has_nothing_left_to_do(tmp_path: Pat
     assert steps == ["step 12", "step 12"]
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize("name", sorted(NEEDS))
 def test_two_ranks_train_together_and_save_once(tmp_path: Path, name: str) -> None:
     if importlib.util.find_spec(NEEDS[name]) is None:
