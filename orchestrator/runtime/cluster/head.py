@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import IO, TYPE_CHECKING, Final
 
 import psutil
@@ -66,8 +67,13 @@ END_SECONDS: Final = 10.0
 SETTINGS: Final = {
     # Ray would answer the first driver only once as many workers as CPUs have registered, and never if one of them is slow.
     "RAY_prestart_worker_first_driver": "0",
-    # Idle workers import what a rank actor needs before they get work.
-    "RAY_preload_python_modules": "orchestrator.runtime.ranks.rank_actor",
+    # Idle workers import what a rank actor needs before they get work, and what Ray imports for its first message, where it is installed.
+    "RAY_preload_python_modules": ",".join(
+        (
+            "orchestrator.runtime.ranks.rank_actor",
+            *filter(find_spec, ("pydantic", "pyarrow")),
+        )
+    ),
     # Rank actors watch ranks; on a busy machine they must not wait for the processes that they watch.
     "RAY_worker_niceness": "0",
     # When memory runs out, the kernel must kill ranks. Ray's own score would make its workers the first victims. So
