@@ -43,7 +43,7 @@ class Names(ast.NodeVisitor):
     """The private names of Ray that a file uses, and the names of torch that it replaces.
 
     Private are names that begin with an underscore or are below one that does, and generated modules. What is read of an imported private
-    name counts as that name. A name of Ray that is replaced counts as private: nobody promises who calls it.
+    name counts as that name. A name of Ray that is replaced counts as private: Ray does not document what calls it.
     """
 
     def __init__(self, source: str) -> None:
