@@ -8,6 +8,7 @@ import os
 import shutil
 import struct
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -53,7 +54,7 @@ def small_disk(parent: Path, mebibytes: int, *, kind: str = "tmpfs") -> Iterator
 
 
 def fill(disk: Path) -> Path:
-    """Leave no byte free; return the file that fills the disk, which may exist already."""
+    """Leave no byte free, in the file that fills the disk, which may exist already, or in a new one; return the former."""
     ballast = disk / "ballast"
     with ballast.open("ab", buffering=0) as file:
         for _ in range(100):  # blocks that were freed or promised are counted only after a while
@@ -62,11 +63,16 @@ def fill(disk: Path) -> Path:
                     while file.write(bytes(size)) == size:
                         pass
             os.fsync(file.fileno())
-            if os.statvfs(disk).f_bavail == 0:
-                return ballast
-        if os.statvfs(disk).f_bavail == 1:  # ext4 may reserve one for its own tree, which no writer gets
-            return ballast
-    raise AssertionError(f"{os.statvfs(disk).f_bavail} blocks of {disk} cannot be filled")
+            if os.statvfs(disk).f_bavail <= 1:
+                break
+        else:
+            raise AssertionError(f"{os.statvfs(disk).f_bavail} blocks of {disk} cannot be filled")
+    # ext4 may reserve a block for the tree of the large file, which that file does not get; another file might.
+    with contextlib.suppress(OSError), tempfile.NamedTemporaryFile(dir=disk, prefix="ballast-", delete=False) as last:
+        last.write(b"x")
+        last.flush()
+        os.fsync(last.fileno())
+    return ballast
 
 
 def free_bytes(directory: Path) -> int:

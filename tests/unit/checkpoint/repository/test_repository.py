@@ -316,6 +316,7 @@ def test_attempts_resume_on_a_full_disk_and_their_ranks_from_the_same_one(tmp_pa
 
         assert rank_of_two(0, snapshots=snapshots).load_latest().step == 2
         os.unlink(disk / "root" / "step-000000000002-a1" / "manifest.json")
+        fill(disk)
         with pytest.raises(ResumeMismatchError):
             rank_of_two(1, snapshots=snapshots).load_latest()
         with pytest.raises(OSError, match="No space left"):
