@@ -86,7 +86,7 @@ class MemoryUse(Record):
 
 
 class Exit(Record):
-    """End of a rank's process. ``at`` is when the kernel reported it; ``error_at`` when its exception was raised.
+    """End of a rank's process. ``at`` is when the kernel reported it; ``error_at`` when its exception had left the script.
 
     ``evidence`` is from the kernel and the GPU's driver; ``policy`` is the action (fail, restart) of the job's first
     log policy that matches its output, ``policy_note`` a note about that. ``missing_file`` is the file that a
@@ -125,7 +125,7 @@ class Exit(Record):
 
     @property
     def failed_at(self) -> float:
-        """Return when the failure began: the exception if there was one, else the death."""
+        """Return when the failure was first seen: the exception if there was one, else the death. Others may have failed of it earlier."""
         return self.error_at if self.error_at is not None else self.at
 
     @property

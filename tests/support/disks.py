@@ -120,6 +120,10 @@ class LossyDisk:
     def boot(self) -> None:
         """Kill every process that still has a file of the disk open, and mount what the disk kept."""
         self._unmount()
+        # Where another mount namespace still has a copy of the mount, mounting the same file again would yield the same, dead file system.
+        kept = self._image.rename(self._image.with_suffix(".cut"))
+        subprocess.run(["cp", "--sparse=always", str(kept), str(self._image)], check=True)
+        kept.unlink()
         self._mount()
 
     def close(self) -> None:
