@@ -86,10 +86,11 @@ def age(seconds: float) -> str:
     return f"{int(seconds // 86400)}d"
 
 
-def clock(at: float | None, *, seconds: bool = True) -> str:
-    """Format a time of day on this machine, with the date unless it is today."""
+def clock(at: float | None, *, seconds: bool = True, fraction: bool = False) -> str:
+    """Format a time of day on this machine, with the date unless it is today; ``fraction``: in milliseconds."""
     if at is None or not isfinite(at):
         return ""
     then = time.localtime(at)
     day = "" if then[:3] == time.localtime()[:3] else time.strftime("%Y-%m-%d ", then)
-    return day + time.strftime("%H:%M:%S" if seconds else "%H:%M", then)
+    text = day + time.strftime("%H:%M:%S" if seconds else "%H:%M", then)
+    return f"{text}.{int(at % 1 * 1000):03d}" if fraction else text

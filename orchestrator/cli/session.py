@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.api.client import Client
     from orchestrator.api.transport.endpoint import Endpoint
     from orchestrator.api.transport.following import Patience
+    from orchestrator.api.views import JobView
 
 
 class Session:
@@ -42,6 +43,17 @@ class Session:
 
         return Client(self.endpoint, environ=self.environ)
 
+    def job(self, ref: str) -> JobView:
+        """Return the job of a reference, and print which one a name refers to. Raises NotFoundError and others."""
+        found = self.client().job(ref)
+        self.note_which(ref, found)
+        return found
+
+    def note_which(self, ref: str, job: JobView) -> None:
+        """Print which job a name refers to: several jobs of a user may have it."""
+        if ref.rpartition("/")[2] == job.name and ref != job.id:
+            self.console.note(f"{ref} is {job.id}, the newest of that name")
+
     def patience(self) -> Patience:
         """Return the Patience for a daemon that restarts; it prints a note once for each absence."""
         from orchestrator.api.transport.following import Patience
@@ -59,14 +71,14 @@ def print_json(session: Session, value: object) -> None:
     session.console.print(json.dumps(value, ensure_ascii=False, indent=indent))
 
 
-def answer(session: Session, lines: Iterable[str], value: object, *, as_json: bool) -> int:
-    """Print a command's answer, ``lines`` for people or ``value`` as one JSON document; return EXIT_OK."""
+def answer(session: Session, lines: Iterable[str], value: object, *, as_json: bool, code: int = EXIT_OK) -> int:
+    """Print a command's answer, ``lines`` for people or ``value`` as one JSON document; return ``code``."""
     if as_json:
         print_json(session, value)
     else:
         for line in lines:
             session.console.print(line)
-    return EXIT_OK
+    return code
 
 
 EXIT_BROKEN_PIPE = 141

@@ -14,64 +14,62 @@ import typer
 from orchestrator import trees
 from orchestrator.api.errors import EXIT_OK, BadRequestError, invalid_spec
 from orchestrator.cli.commands.shared import Json, ended_in_order, job_text
-from orchestrator.cli.render.table import Cell, Column, render_table
+from orchestrator.cli.render.table import Column, render_table
 from orchestrator.cli.session import Session, answer, print_json, require
-from orchestrator.units import plural
+from orchestrator.units import percent, plural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from orchestrator.bench.advisor.advisor import AdvisorOutcome
+    from orchestrator.bench.advisor.cost_model import Prediction
     from orchestrator.bench.advisor.script_advice import Script, ScriptAdvice, ThresholdAdvice
     from orchestrator.bench.benchmark import Outcome
     from orchestrator.bench.plan import BenchRequest
+    from orchestrator.bench.plan import Cell as BenchCell
     from orchestrator.bench.results import CellResult
     from orchestrator.bench.statistics import Interval
     from orchestrator.cli.console import Console
     from orchestrator.spec.model import JobSpec
 
 
-COLUMNS = (
-    Column("GLOBAL BATCH", right=True),
-    Column("PER RANK", right=True, weight=50),
-    Column("RANKS", right=True),
-    Column("SAMPLES/S", right=True),
-    Column("95 %", weight=60),
-    Column("EXPOSED", right=True, weight=40),
-    Column("SPEED-UP", right=True),
-    Column("95 %", weight=70),
-    Column("", weight=90, shrink=True),
-)
+UNKNOWN = "{} ranks: I can't tell: this machine has fewer GPUs, so their links cannot be measured here"
 
 
 def result_lines(console: Console, results: Sequence[CellResult]) -> list[str]:
     """Return the table's lines, and a line for each configuration that failed."""
     from orchestrator.bench.report import recommendation
-    from orchestrator.bench.results import compare
+    from orchestrator.bench.results import Comparison, compare
 
     compared = {one.multi.cell: one for one in compare(results)}
-    rows = []
-    for one in results:
-        if not one.runs:
-            continue
-        found = compared.get(one.cell)
-        rows.append(
-            (
-                Cell(str(one.cell.batch)),
-                Cell(str(one.cell.per_rank)),
-                Cell(str(one.cell.ranks)),
-                Cell(f"{one.throughput.mean:.0f}"),
-                Cell(_ends(one.throughput, ".0f"), ("dim",)),
-                Cell(f"{one.parts.exposed * 1e3:.2f}ms" if one.cell.ranks > 1 else ""),
-                Cell("" if found is None else f"{found.speed_up.mean:.2f}x"),
-                Cell("" if found is None else _ends(found.speed_up, ".2f"), ("dim",)),
-                Cell("" if found is None else recommendation(found)),
-            )
-        )
+
+    def of(text: Callable[[Comparison], str]) -> Callable[[CellResult], str]:
+        return lambda one: text(compared[one.cell]) if one.cell in compared else ""
+
+    columns: tuple[Column[CellResult], ...] = (
+        Column("GLOBAL BATCH", lambda one: one.cell.batch, right=True),
+        Column("PER RANK", lambda one: one.cell.per_rank, right=True, weight=50),
+        Column("RANKS", lambda one: one.cell.ranks, right=True),
+        Column("SAMPLES/S", lambda one: f"{one.throughput.mean:.0f}", right=True),
+        Column("95 %", lambda one: _ends(one.throughput, ".0f"), weight=60, styles=("dim",)),
+        Column("EXPOSED", lambda one: _exposed(one.cell, one.parts.exposed), right=True, weight=40),
+        Column("SPEED-UP", of(lambda found: f"{found.speed_up.mean:.2f}x"), right=True),
+        Column("95 %", of(lambda found: _ends(found.speed_up, ".2f")), weight=70, styles=("dim",)),
+        Column("", of(recommendation), weight=90, shrink=True),
+    )
     failed = [
         f"{plural(one.cell.ranks, 'rank')}, global batch {one.cell.batch}: {one.error}" for one in results if one.error
     ]
-    return [*render_table(console, COLUMNS, rows), *failed]
+    return [*render_table(console, columns, [one for one in results if one.runs]), *failed]
+
+
+def _exposed(cell: BenchCell, seconds: float) -> str:
+    """Return the communication that no computation hides; empty for one rank, which has none."""
+    return _milliseconds(seconds) if cell.ranks > 1 else ""
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f}ms"
 
 
 def _ends(interval: Interval, form: str) -> str:
@@ -80,40 +78,25 @@ def _ends(interval: Interval, form: str) -> str:
     return f"{interval.low:{form}}-{interval.high:{form}}"
 
 
-ADVICE_COLUMNS = (
-    Column("GLOBAL BATCH", right=True),
-    Column("PER RANK", right=True, weight=50),
-    Column("RANKS", right=True),
-    Column("PREDICTED SAMPLES/S", right=True),
-    Column("95 %", weight=70),
-    Column("EFFICIENCY", right=True, weight=80),
-    Column("COMPUTE", right=True, weight=40),
-    Column("EXPOSED", right=True, weight=60),
-)
-
-
 def advice_lines(console: Console, outcome: AdvisorOutcome) -> list[str]:
     """Return the advice as lines for people."""
-    from orchestrator.bench.advisor.cost_model import efficiency
+    from orchestrator.bench.advisor.cost_model import Advice, efficiency
 
-    rows = []
-    for advice in outcome.advice:
-        for one in advice.predictions:
-            share = efficiency(one, advice.single)
-            low, high = one.throughput.low or 0.0, one.throughput.high or 0.0
-            rows.append(
-                (
-                    Cell(str(advice.batch)),
-                    Cell(str(one.cell.per_rank)),
-                    Cell(str(one.cell.ranks)),
-                    Cell(f"{one.throughput.mean:.0f}"),
-                    Cell(f"{low:.0f}-{high:.0f}", ("dim",)),
-                    Cell("" if share is None else f"{share:.0%}"),
-                    Cell(f"{one.compute * 1e3:.2f}ms"),
-                    Cell(f"{one.exposed * 1e3:.2f}ms" if one.cell.ranks > 1 else ""),
-                )
-            )
-    return [*render_table(console, ADVICE_COLUMNS, rows), *_sentences(outcome)]
+    def share(row: tuple[Advice, Prediction]) -> str:
+        return percent(efficiency(row[1], row[0].single))
+
+    columns: tuple[Column[tuple[Advice, Prediction]], ...] = (
+        Column("GLOBAL BATCH", lambda row: row[0].batch, right=True),
+        Column("PER RANK", lambda row: row[1].cell.per_rank, right=True, weight=50),
+        Column("RANKS", lambda row: row[1].cell.ranks, right=True),
+        Column("PREDICTED SAMPLES/S", lambda row: f"{row[1].throughput.mean:.0f}", right=True),
+        Column("95 %", lambda row: _ends(row[1].throughput, ".0f"), weight=70, styles=("dim",)),
+        Column("EFFICIENCY", share, right=True, weight=80),
+        Column("COMPUTE", lambda row: _milliseconds(row[1].compute), right=True, weight=40),
+        Column("EXPOSED", lambda row: _exposed(row[1].cell, row[1].exposed), right=True, weight=60),
+    )
+    rows = [(advice, one) for advice in outcome.advice for one in advice.predictions]
+    return [*render_table(console, columns, rows), *_sentences(outcome)]
 
 
 def _sentences(outcome: AdvisorOutcome) -> Iterator[str]:
@@ -128,7 +111,7 @@ def _sentences(outcome: AdvisorOutcome) -> Iterator[str]:
         else:
             yield f"{ranks} ranks: predicted to pay from a global batch of {batch} on"
     for ranks in outcome.unknown:
-        yield f"{ranks} ranks: I can't tell: this machine has fewer GPUs, so their links cannot be measured here"
+        yield UNKNOWN.format(ranks)
 
 
 def outcome_json(model: str, outcome: AdvisorOutcome) -> dict[str, Any]:
@@ -171,39 +154,27 @@ def thresholds_json(model: str, parameters: int, found: Mapping[int, ThresholdAd
     }
 
 
-SCRIPT_COLUMNS = (
-    Column("RANKS", right=True),
-    Column("SPEED-UP", right=True),
-    Column("95 %", weight=70),
-    Column("EFFICIENCY", right=True, weight=80),
-    Column("STEP", right=True, weight=60),
-    Column("COMPUTE", right=True, weight=40),
-    Column("EXPOSED", right=True, weight=60),
-)
-
-
 def script_lines(console: Console, advice: ScriptAdvice) -> list[str]:
     """Return the advice for a job's script as lines for people."""
     from orchestrator.bench.advisor.script_advice import script_sentence
 
     one = advice.predictions[0].throughput.mean
-    rows = [
-        (
-            Cell(str(each.cell.ranks)),
-            Cell(f"{each.throughput.mean / one:.2f}x"),
-            Cell("-".join(f"{end:.2f}" for end in advice.interval(each) or ()), ("dim",)),
-            Cell(f"{advice.efficiency(each):.0%}"),
-            Cell(f"{each.step * 1e3:.2f}ms"),
-            Cell(f"{each.compute * 1e3:.2f}ms"),
-            Cell(f"{each.exposed * 1e3:.2f}ms" if each.cell.ranks > 1 else ""),
-        )
-        for each in advice.predictions
-    ]
-    unknown = [
-        f"{ranks} ranks: I can't tell: this machine has fewer GPUs, so their links cannot be measured here"
-        for ranks in advice.unknown
-    ]
-    return [*render_table(console, SCRIPT_COLUMNS, rows), script_sentence(advice), *unknown]
+    columns: tuple[Column[Prediction], ...] = (
+        Column("RANKS", lambda each: each.cell.ranks, right=True),
+        Column("SPEED-UP", lambda each: f"{each.throughput.mean / one:.2f}x", right=True),
+        Column(
+            "95 %",
+            lambda each: "-".join(f"{end:.2f}" for end in advice.interval(each) or ()),
+            weight=70,
+            styles=("dim",),
+        ),
+        Column("EFFICIENCY", lambda each: percent(advice.efficiency(each)), right=True, weight=80),
+        Column("STEP", lambda each: _milliseconds(each.step), right=True, weight=60),
+        Column("COMPUTE", lambda each: _milliseconds(each.compute), right=True, weight=40),
+        Column("EXPOSED", lambda each: _exposed(each.cell, each.exposed), right=True, weight=60),
+    )
+    unknown = [UNKNOWN.format(ranks) for ranks in advice.unknown]
+    return [*render_table(console, columns, advice.predictions), script_sentence(advice), *unknown]
 
 
 def run_training_suite(session: Session, request: BenchRequest, name: str, *, sweep: bool, as_json: bool) -> int:

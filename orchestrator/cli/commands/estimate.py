@@ -9,35 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from orchestrator.api.matrix_views import MatrixView
-from orchestrator.cli.commands.selecting import job_or_matrix
+from orchestrator.cli.commands.selecting import LIVE_STATES, job_or_matrix
 from orchestrator.cli.commands.shared import Json, complete_job
-from orchestrator.cli.console import clean
 from orchestrator.cli.render.jobs import STATE_STYLES
 from orchestrator.cli.render.table import Cell, Column, render_table
 from orchestrator.cli.session import Session, answer
-from orchestrator.units import clock, duration, size
+from orchestrator.units import clock, duration, plural, size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from orchestrator.api.client import Client
     from orchestrator.api.usage_views import EstimateQualityView
-    from orchestrator.api.views import JobView
+    from orchestrator.api.views import JobView, ProgressView
     from orchestrator.cli.console import Console
     from orchestrator.gpu.row import GpuRow
 
 
-COLUMNS = (
-    Column("JOB", weight=1000),
-    Column("STATE", weight=900),
-    Column("STEP", weight=700, right=True),
-    Column("STEP TIME", weight=500, right=True),
-    Column("LEFT", weight=950, right=True),
-    Column("95 % INTERVAL", weight=850),
-    Column("ENDS", weight=600),
-    Column("GPU MEMORY", weight=650, shrink=True),
-    Column("", weight=300, shrink=True),
-)
 MOST_GPUS = 4
 
 
@@ -129,7 +117,7 @@ def estimate_lines(console: Console, found: Estimates, now: float) -> list[str]:
     if not found.jobs:
         none = "no job is left to run" if found.asked else "no jobs; `orch submit job.yaml` makes one"
         return [none, quality_text(found.quality)]
-    lines = render_table(console, COLUMNS, [_row(job, found.gpus, now) for job in found.jobs])
+    lines = render_table(console, _columns(found.gpus, now), found.jobs)
     if len(found.jobs) > 1 and found.total.seconds is not None:
         waiting = sum(job.state != "RUNNING" for job in found.jobs)
         what = "until all have ended" if found.asked else "until the last that runs has ended"
@@ -142,25 +130,36 @@ def _bounds(total: Total) -> str:
     return "" if total.low is None or total.high is None else f" ({duration(total.low)} to {duration(total.high)})"
 
 
-def _row(job: JobView, gpus: Mapping[str, GpuRow], now: float) -> list[Cell]:
-    progress = job.progress
-    left = None if progress is None else progress.eta_seconds
-    low, high = (None, None) if progress is None else (progress.eta_low_seconds, progress.eta_high_seconds)
-    seconds = _step_seconds(job)
-    interval = (
-        "" if left is None else "too early" if low is None or high is None else f"{duration(low)} to {duration(high)}"
+def _columns(gpus: Mapping[str, GpuRow], now: float) -> tuple[Column[JobView], ...]:
+    def step(progress: ProgressView) -> str:
+        return "" if progress.step is None else f"{progress.step}/{progress.total_steps or '?'}"
+
+    def left(progress: ProgressView) -> str:
+        return duration(progress.eta_seconds)
+
+    def interval(progress: ProgressView) -> str:
+        if progress.eta_seconds is None:
+            return ""
+        low, high = progress.eta_low_seconds, progress.eta_high_seconds
+        return "too early" if low is None or high is None else f"{duration(low)} to {duration(high)}"
+
+    def end(progress: ProgressView) -> str:
+        return "" if progress.eta_seconds is None else clock(now + progress.eta_seconds)
+
+    def of(text: Callable[[ProgressView], str]) -> Callable[[JobView], str]:
+        return lambda job: "" if job.progress is None else text(job.progress)
+
+    return (
+        Column("JOB", lambda job: job.id, weight=1000),
+        Column("STATE", lambda job: Cell(job.state, STATE_STYLES.get(job.state, ())), weight=900),
+        Column("STEP", of(step), weight=700, right=True),
+        Column("STEP TIME", lambda job: duration(_step_seconds(job)), weight=500, right=True),
+        Column("LEFT", of(left), weight=950, right=True, styles=("bold",)),
+        Column("95 % INTERVAL", of(interval), weight=850),
+        Column("ENDS", of(end), weight=600),
+        Column("GPU MEMORY", lambda job: memory_text(job, gpus), weight=650, shrink=True),
+        Column("", missing_reason, weight=300, shrink=True, styles=("dim",)),
     )
-    return [
-        Cell(job.id),
-        Cell(job.state, STATE_STYLES.get(job.state, ())),
-        Cell("" if progress is None or progress.step is None else f"{progress.step}/{progress.total_steps or '?'}"),
-        Cell("" if seconds is None else duration(seconds)),
-        Cell("" if left is None else duration(left), ("bold",)),
-        Cell(interval),
-        Cell("" if left is None else clock(now + left)),
-        Cell(memory_text(job, gpus)),
-        Cell(clean(missing_reason(job)), ("dim",)),
-    ]
 
 
 def memory_text(job: JobView, gpus: Mapping[str, GpuRow]) -> str:
@@ -182,11 +181,8 @@ def quality_text(quality: EstimateQualityView) -> str:
     error = "" if quality.median_error is None else f"; off by {100 * quality.median_error:.1f} % (median)"
     return (
         f"so far {quality.within} of {quality.checked} intervals of {100 * quality.confidence:.0f} %"
-        f" held the time that was left ({share:.0f} %; {quality.jobs} job{'s' * (quality.jobs != 1)}){error}"
+        f" held the time that was left ({share:.0f} %; {plural(quality.jobs, 'job')}){error}"
     )
-
-
-LIVE = ("PENDING", "STARTING", "RUNNING", "RECOVERING", "DRAINING", "SUSPENDED")
 
 
 def estimate(
@@ -209,18 +205,16 @@ def estimate(
 
 
 def _ask(session: Session, client: Client, name: str | None) -> Estimates:
-    from orchestrator.cli.commands.selecting import note_which
-
     jobs: list[JobView]
     if name is None:
-        jobs = list(client.jobs(states=list(LIVE)).jobs)
+        jobs = list(client.jobs(states=list(LIVE_STATES)).jobs)
         total = total_of(jobs)
     elif isinstance(found := job_or_matrix(client, name), MatrixView):
-        ids = [row.job_id for row in found.jobs if row.state in LIVE]
+        ids = [row.job_id for row in found.jobs if row.state in LIVE_STATES]
         jobs = [client.job(job_id) for job_id in ids]
         total = Total(found.eta_seconds, found.eta_low_seconds, found.eta_high_seconds)
     else:
-        note_which(session, name, found)
+        session.note_which(name, found)
         jobs, total = [found], total_of([found])
     held = {uuid for job in jobs for rank in job.gpus for uuid in rank.gpu_uuids}
     memory = {row.gpu_uuid: row for row in client.gpus() if row.gpu_uuid in held} if held else {}

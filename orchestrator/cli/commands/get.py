@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.api.errors import EXIT_OK, EXIT_PARTLY, NotFoundError
-from orchestrator.cli.commands.selecting import note_which
 from orchestrator.cli.commands.shared import Job, Json, Quiet
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.table import Bar
@@ -42,8 +41,7 @@ def get(
     """
     session = Session(quiet=quiet)
     client = session.client()
-    found = client.job(job)
-    note_which(session, job, found)
+    found = session.job(job)
     files = client.files(found.id, patterns or ())
     if files.elsewhere:
         session.console.note(f"the checkpoints of {found.id} are at {files.elsewhere}: fetch them from there")

@@ -34,7 +34,8 @@ def gpus(
     simulate_gpus: Simulate = 0,
 ) -> int:
     """List every GPU of every node: load, memory, power, temperature, and which rank of which job is on it."""
-    from orchestrator.cli.render.gpus import gpu_lines
+    from orchestrator.cli.render.gpus import COLUMNS
+    from orchestrator.cli.render.table import render_table
 
     session = Session()
     seen = _gpu_summary(session, simulate_gpus) if job is None else _gpus_of(session, job, simulate_gpus)
@@ -43,7 +44,7 @@ def gpus(
 
         print_json(session, {"gpus": [row.to_json() for row in seen.rows], "problems": list(seen.problems)})
         return EXIT_OK
-    lines = gpu_lines(session.console, seen.rows)
+    lines = render_table(session.console, COLUMNS, seen.rows)
     none = "no GPU found (orch gpus --simulate-gpus 2 shows an example)"
     for line in lines or [none if job is None else f"{job} holds no GPU now; `orch report {job}` shows what it did"]:
         session.console.print(line)
@@ -73,12 +74,9 @@ def _gpu_summary(session: Session, simulate: int) -> GpuSummary:
 
 def _gpus_of(session: Session, ref: str, simulate: int) -> GpuSummary:
     """Return the GPUs that a job holds. Raises BadRequestError with simulated GPUs, which no job holds."""
-    from orchestrator.cli.commands.selecting import note_which
-
     if simulate:
         raise BadRequestError("--simulate-gpus shows GPUs without a job", hint="leave out --job or --simulate-gpus")
-    found = session.client().job(ref)
-    note_which(session, ref, found)
+    found = session.job(ref)
     seen = _gpu_summary(session, simulate)
     return replace(
         seen,

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.api.errors import EXIT_JOB_FAILED, EXIT_OK, BadRequestError
-from orchestrator.cli.commands.selecting import note_which
 from orchestrator.cli.commands.shared import Job, Json, complete_job
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.table import Cell, Column, render_table
-from orchestrator.cli.session import Session, print_json
+from orchestrator.cli.session import Session, answer
 from orchestrator.cli.times import parse_time
 from orchestrator.units import age, clock, metric, number, size
 
@@ -23,22 +22,40 @@ if TYPE_CHECKING:
     from orchestrator.api.views import AuditEntry, CheckpointView, EventView, JobView
 
 EXPLAINED_EVENTS = 8
-EVENT_COLUMNS = (
-    Column("TIME", weight=900),
-    Column("ATTEMPT", weight=400, right=True),
-    Column("EVENT", weight=1000),
-    Column("WHAT", weight=800, shrink=True),
+EVENT_COLUMNS: tuple[Column[EventView], ...] = (
+    Column("TIME", lambda event: clock(event.at, fraction=True), weight=900),
+    Column("ATTEMPT", lambda event: event.attempt, weight=400, right=True),
+    Column("EVENT", lambda event: event.kind, weight=1000, styles=("bold",)),
+    Column("WHAT", lambda event: event.summary, weight=800, shrink=True),
 )
 
 AUDIT_LINES = 1000
-AUDIT_COLUMNS = (
-    Column("TIME", weight=900),
-    Column("USER", weight=900),
-    Column("FROM", weight=600),
-    Column("REQUEST", weight=800, shrink=True),
-    Column("JOB", weight=700),
-    Column("RESULT", weight=850),
-    Column("DETAIL", weight=300, shrink=True),
+AUDIT_COLUMNS: tuple[Column[AuditEntry], ...] = (
+    Column("TIME", lambda entry: clock(entry.at), weight=900),
+    Column("USER", lambda entry: entry.user or "-", weight=900, styles=("bold",)),
+    Column("FROM", lambda entry: entry.source, weight=600),
+    Column("REQUEST", lambda entry: entry.action, weight=800, shrink=True),
+    Column("JOB", lambda entry: entry.job, weight=700),
+    Column("RESULT", lambda entry: Cell(entry.result, () if entry.status < 400 else ("red",)), weight=850),
+    Column("DETAIL", lambda entry: entry.detail, weight=300, shrink=True),
+)
+
+
+def _checkpoint_state(item: CheckpointView) -> Cell:
+    if item.problem:
+        return Cell("broken", ("red",))
+    return Cell("verified" if item.valid else item.location, ("green",) if item.valid else ())
+
+
+CHECKPOINT_COLUMNS: tuple[Column[CheckpointView], ...] = (
+    Column("STEP", lambda item: item.step, weight=1000, right=True, styles=("bold",)),
+    Column("SAVED", lambda item: clock(item.at) if item.at else "", weight=500),
+    Column("AGE", lambda item: age(time.time() - item.at) if item.at else "", weight=700, right=True),
+    Column("SIZE", lambda item: size(item.size_bytes), weight=600, right=True),
+    Column("SCORE", lambda item: number(item.score) + (" best" if item.is_best else ""), weight=650, right=True),
+    Column("STATE", _checkpoint_state, weight=900),
+    Column("METRICS", lambda item: " ".join(f"{n} {metric(n, v)}" for n, v in item.metrics.items()), weight=400),
+    Column("PATH", lambda item: item.path, weight=800, shrink=True),
 )
 
 
@@ -77,54 +94,15 @@ def events(
             "give a JOB, or --audit without one and without --follow", hint="`orch events JOB` shows a job's history"
         )
     if job is None:
-        return _audit(session, client.audit(limit=AUDIT_LINES if tail is None else tail, since=start), as_json=json)
-    found = client.job(job)
-    note_which(session, job, found)
+        entries = client.audit(limit=AUDIT_LINES if tail is None else tail, since=start)
+        lines = render_table(session.console, AUDIT_COLUMNS, entries)
+        return answer(session, lines, {"entries": [entry.to_json() for entry in entries]}, as_json=json)
+    found = session.job(job)
     if follow:
         return _follow_events(session, client, found, tail=tail, since=start, as_json=json)
     history = [event for event in client.events(found.id, tail=tail) if event.at >= start]
-    if json:
-        print_json(session, {"job_id": found.id, "events": [event.to_json() for event in history]})
-    else:
-        _print_events(session, history)
-    return EXIT_OK
-
-
-def _audit(session: Session, entries: Sequence[AuditEntry], *, as_json: bool) -> int:
-    if as_json:
-        print_json(session, {"entries": [entry.to_json() for entry in entries]})
-        return EXIT_OK
-    rows = [
-        [
-            Cell(clock(entry.at)),
-            Cell(clean(entry.user or "-"), ("bold",)),
-            Cell(clean(entry.source)),
-            Cell(clean(entry.action)),
-            Cell(clean(entry.job)),
-            Cell(clean(entry.result), () if entry.status < 400 else ("red",)),
-            Cell(clean(entry.detail)),
-        ]
-        for entry in entries
-    ]
-    for line in render_table(session.console, AUDIT_COLUMNS, rows):
-        session.console.print(line)
-    return EXIT_OK
-
-
-def _print_events(session: Session, history: Sequence[EventView]) -> None:
-    rows = [_event_row(event) for event in history]
-    for line in render_table(session.console, EVENT_COLUMNS, rows):
-        session.console.print(line)
-
-
-def _event_row(event: EventView) -> list[Cell]:
-    attempt = "" if event.attempt is None else str(event.attempt)
-    return [
-        Cell(f"{clock(event.at)}.{int(event.at % 1 * 1000):03d}"),
-        Cell(attempt),
-        Cell(event.kind, ("bold",)),
-        Cell(clean(event.summary)),
-    ]
+    lines = render_table(session.console, EVENT_COLUMNS, history)
+    return answer(session, lines, {"job_id": found.id, "events": [event.to_json() for event in history]}, as_json=json)
 
 
 def _follow_events(
@@ -148,8 +126,7 @@ def _follow_events(
             last = event.sequence
             if event.at < since:
                 continue
-            cells = _event_row(event)
-            text = "  ".join(cell.text for cell in cells if cell.text)
+            text = "  ".join(cell for column in EVENT_COLUMNS if (cell := column.cell(event).text))
             fields = {"job_id": job.id, **event.to_json()}
             session.console.print(json.dumps(fields, ensure_ascii=False) if as_json else text)
         session.console.flush()
@@ -164,30 +141,25 @@ def explain(job: Job, json: Json = False) -> int:
 
     session = Session()
     client = session.client()
-    found = client.job(job)
-    note_which(session, job, found)
+    found = session.job(job)
     history = client.events(found.id, tail=None if json else EXPLAINED_EVENTS)
     outlook = client.outlook(found.id) if found.state == "PENDING" else None
-    ahead = list(outlook.ahead) if outlook else []
-    if json:
-        print_json(
-            session,
-            {
-                "job_id": found.id,
-                "job": found.to_json(),
-                "ahead": ahead,
-                "outlook": outlook.to_json() if outlook else None,
-                "events": [event.to_json() for event in history],
-            },
-        )
-        return EXIT_OK
-    for line in detail_lines(session.console, found, time.time()):
-        session.console.print(line)
-    for line in [] if outlook is None else outlook_lines(session.console, outlook, time.time()):
-        session.console.print(line)
-    session.console.print("\nwhat happened last:")
-    _print_events(session, history)
-    return EXIT_OK
+    now = time.time()
+    lines = [
+        *detail_lines(session.console, found, now),
+        *([] if outlook is None else outlook_lines(session.console, outlook, now)),
+        "",
+        "what happened last:",
+        *render_table(session.console, EVENT_COLUMNS, history),
+    ]
+    value = {
+        "job_id": found.id,
+        "job": found.to_json(),
+        "ahead": list(outlook.ahead) if outlook else [],
+        "outlook": outlook.to_json() if outlook else None,
+        "events": [event.to_json() for event in history],
+    }
+    return answer(session, lines, value, as_json=json)
 
 
 def checkpoints(
@@ -200,45 +172,10 @@ def checkpoints(
     """List a job's checkpoints, newest first."""
     session = Session()
     client = session.client()
-    found = client.job(job)
-    note_which(session, job, found)
+    found = session.job(job)
     saved = client.checkpoints(found.id, verify=verify)
-    if json:
-        print_json(session, {"job_id": found.id, "checkpoints": [item.to_json() for item in saved]})
-    else:
-        columns = (
-            Column("STEP", weight=1000, right=True),
-            Column("SAVED", weight=500),
-            Column("AGE", weight=700, right=True),
-            Column("SIZE", weight=600, right=True),
-            Column("SCORE", weight=650, right=True),
-            Column("STATE", weight=900),
-            Column("METRICS", weight=400),
-            Column("PATH", weight=800, shrink=True),
-        )
-        now = time.time()
-        rows = [_checkpoint_row(item, now) for item in saved]
-        for line in render_table(session.console, columns, rows) or ["no checkpoint yet"]:
-            session.console.print(line)
-        for item in saved:
-            if item.problem:
-                session.console.print(f"step {item.step} is broken: {clean(item.problem)}")
-    return EXIT_JOB_FAILED if any(item.valid is False for item in saved) else EXIT_OK
-
-
-def _checkpoint_row(item: CheckpointView, now: float) -> list[Cell]:
-    if item.problem:
-        state = Cell("broken", ("red",))
-    else:
-        state = Cell("verified" if item.valid else item.location, ("green",) if item.valid else ())
-    metrics = " ".join(f"{clean(name)} {metric(name, value)}" for name, value in item.metrics.items())
-    return [
-        Cell(str(item.step), ("bold",)),
-        Cell(clock(item.at) if item.at else ""),
-        Cell(age(now - item.at) if item.at else ""),
-        Cell("" if item.size_bytes is None else size(item.size_bytes)),
-        Cell(("" if item.score is None else number(item.score)) + (" best" if item.is_best else "")),
-        state,
-        Cell(metrics),
-        Cell(clean(item.path)),
-    ]
+    lines = render_table(session.console, CHECKPOINT_COLUMNS, saved) or ["no checkpoint yet"]
+    lines += [f"step {item.step} is broken: {clean(item.problem)}" for item in saved if item.problem]
+    value = {"job_id": found.id, "checkpoints": [item.to_json() for item in saved]}
+    code = EXIT_JOB_FAILED if any(item.valid is False for item in saved) else EXIT_OK
+    return answer(session, lines, value, as_json=json, code=code)

@@ -202,7 +202,7 @@ def _printer(session: Session, job: JobView, options: LogOptions) -> Callable[[L
     def text(line: LogLine) -> str:
         parts = []
         if options.timestamps:
-            parts.append(session.console.style(f"{clock(line.at)}.{int(line.at % 1 * 1000):03d}", "dim"))
+            parts.append(session.console.style(clock(line.at, fraction=True), "dim"))
         if with_rank:
             style = RANK_STYLES[line.rank % len(RANK_STYLES)]
             parts.append(session.console.style(f"[{line.rank}]", style))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path  # noqa: TC003  # typer reads the annotations when it runs
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,58 +13,34 @@ from orchestrator.cli.commands.shared import Json, complete_job
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.jobs import BAR_WIDTH, STATE_STYLES
 from orchestrator.cli.render.table import Cell, Column, bar, render_table
-from orchestrator.cli.session import Session, answer, print_json
+from orchestrator.cli.session import Session, answer
 from orchestrator.cli.times import value_text
 from orchestrator.units import duration, number
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from orchestrator.analysis.matrices import MatrixRun, SearchResult
-    from orchestrator.api.matrix_views import MatrixJobView, MatrixView
+    from orchestrator.api.matrix_views import MatrixCellView, MatrixJobView, MatrixView
     from orchestrator.api.views import JobView
     from orchestrator.cli.console import Console
 
 
 PRUNED = "PRUNED"
+BEST = ("green", "bold")
 _ORDER = (*STATE_STYLES, PRUNED)
-LISTED = (
-    Column("MATRIX", weight=1000, shrink=False),
-    Column("JOBS", weight=900, right=True),
-    Column("STATES", weight=800, shrink=True),
-    Column("USER", weight=300),
+LISTED: tuple[Column[dict[str, Any]], ...] = (
+    Column("MATRIX", lambda row: row["id"], weight=1000, styles=("bold",)),
+    Column("JOBS", lambda row: row["count"], weight=900, right=True),
+    Column("STATES", lambda row: counts_text(row["counts"]), weight=800, shrink=True),
+    Column("USER", lambda row: row["user"], weight=300),
 )
 
 
-def list_lines(console: Console, groups: Mapping[str, Sequence[JobView]]) -> list[str]:
-    """Return a row for each matrix; ``groups`` are their jobs by the matrix's id, each newest first."""
-    rows = [
-        [
-            Cell(matrix_id, ("bold",)),
-            Cell(str(_count(jobs))),
-            Cell(counts_text(newest_states(jobs))),
-            Cell(clean(jobs[0].user)),
-        ]
-        for matrix_id, jobs in groups.items()
-    ]
-    none = ["no matrices; `matrix:` in a job.yaml makes one job for each combination"]
-    return render_table(console, LISTED, rows) or none
-
-
-def _count(jobs: Sequence[JobView]) -> int:
-    return jobs[0].matrix.count if jobs[0].matrix is not None else len(jobs)
-
-
-def listed(matrix_id: str, jobs: Sequence[JobView]) -> dict[str, Any]:
-    """Return the row of one matrix for programs."""
-    cell = jobs[0].matrix
-    return {
-        "id": matrix_id,
-        "name": cell.name if cell is not None else "",
-        "user": jobs[0].user,
-        "count": _count(jobs),
-        "counts": newest_states(jobs),
-    }
+def listed(cell: MatrixCellView, jobs: Sequence[JobView]) -> dict[str, Any]:
+    """Return one matrix of the list, whose jobs are newest first."""
+    counts = newest_states(jobs)
+    return {"id": cell.id, "name": cell.name, "user": jobs[0].user, "count": cell.count, "counts": counts}
 
 
 def newest_states(jobs: Sequence[JobView]) -> dict[str, int]:
@@ -107,7 +84,7 @@ def matrix_lines(console: Console, view: MatrixView) -> list[str]:
         lines.append(console.style(f"no further trial: {clean(view.problem)}", "red"))
     if view.objectives:
         lines += _best_lines(view)
-    return lines + render_table(console, _columns(view), [_row(console, view, job) for job in view.jobs])
+    return lines + render_table(console, _columns(console, view), view.jobs)
 
 
 def shown_state(job: MatrixJobView) -> str:
@@ -129,60 +106,51 @@ def _best_lines(view: MatrixView) -> list[str]:
     return [title, *lines]
 
 
-def _columns(view: MatrixView) -> list[Column]:
+def _columns(console: Console, view: MatrixView) -> list[Column[MatrixJobView]]:
+    values: list[Column[MatrixJobView]] = [
+        Column(name.upper(), partial(_value, name), weight=850) for name in view.parameters
+    ]
+    progress: Column[MatrixJobView] = Column("PROGRESS", partial(_progress, console), weight=700)
+    job_id: Column[MatrixJobView] = Column("JOB", lambda job: job.job_id, weight=950)
     if view.objectives:
         return [
-            Column("TRIAL", weight=600, right=True),
-            *(Column(clean(name).upper(), weight=850) for name in view.parameters),
-            Column("STATE", weight=900),
-            *(Column(clean(name).upper(), weight=800, right=True) for name in view.objectives),
-            Column("PROGRESS", weight=700),
-            Column("JOB", weight=950),
-            Column("REASON", weight=300, shrink=True),
+            Column("TRIAL", lambda job: job.index, weight=600, right=True),
+            *values,
+            Column("STATE", lambda job: Cell(shown_state(job), ("dim",) if job.pruned else _style(job)), weight=900),
+            *(Column(name.upper(), partial(_given, name), weight=800, right=True) for name in view.objectives),
+            progress,
+            job_id,
+            Column("REASON", lambda job: job.missing or job.reason, weight=300, shrink=True, styles=("dim",)),
         ]
-    values = [Column(clean(name).upper(), weight=850) for name in view.parameters]
-    score = clean(view.score_attribute or "score").upper()
-    return [
-        *values,
-        Column("STATE", weight=900),
-        Column(f"BEST {score}", weight=800, right=True),
-        Column(f"LAST {score}", weight=500, right=True),
-        Column("PROGRESS", weight=700),
-        Column("RUNS", weight=400, right=True),
-        Column("JOB", weight=950),
-        Column("REASON", weight=300, shrink=True),
-    ]
-
-
-def _row(console: Console, view: MatrixView, job: MatrixJobView) -> list[Cell]:
-    if view.objectives:
-        return _trial_row(console, view, job)
+    score = (view.score_attribute or "score").upper()
     best = [found.best for found in view.jobs if found.best is not None]
     top = (max if view.score_order == "max" else min)(best, default=None)
+
+    def best_cell(job: MatrixJobView) -> Cell:
+        return Cell(number(job.best, 5), BEST if job.best is not None and job.best == top else ())
+
     return [
-        *(Cell(clean(value_text(job.values.get(name)))) for name in view.parameters),
-        Cell(job.state, STATE_STYLES.get(job.state, ())),
-        Cell(number(job.best, 5), ("green", "bold") if job.best is not None and job.best == top else ()),
-        Cell(number(job.last, 5)),
-        Cell(_progress(console, job)),
-        Cell(str(job.runs) if job.runs > 1 else ""),
-        Cell(job.job_id),
-        Cell(clean(job.reason), ("dim",)),
+        *values,
+        Column("STATE", lambda job: Cell(job.state, _style(job)), weight=900),
+        Column(f"BEST {score}", best_cell, weight=800, right=True),
+        Column(f"LAST {score}", lambda job: number(job.last, 5), weight=500, right=True),
+        progress,
+        Column("RUNS", lambda job: job.runs if job.runs > 1 else "", weight=400, right=True),
+        job_id,
+        Column("REASON", lambda job: job.reason, weight=300, shrink=True, styles=("dim",)),
     ]
 
 
-def _trial_row(console: Console, view: MatrixView, job: MatrixJobView) -> list[Cell]:
-    state = shown_state(job)
-    style = ("green", "bold") if job.is_best else ()
-    return [
-        Cell(str(job.index)),
-        *(Cell(clean(value_text(job.values.get(name)))) for name in view.parameters),
-        Cell(state, ("dim",) if job.pruned else STATE_STYLES.get(state, ())),
-        *(Cell(number(job.given.get(name), 5), style) for name in view.objectives),
-        Cell(_progress(console, job)),
-        Cell(job.job_id),
-        Cell(clean(job.missing or job.reason), ("dim",)),
-    ]
+def _style(job: MatrixJobView) -> tuple[str, ...]:
+    return STATE_STYLES.get(job.state, ())
+
+
+def _value(parameter: str, job: MatrixJobView) -> str:
+    return value_text(job.values.get(parameter))
+
+
+def _given(objective: str, job: MatrixJobView) -> Cell:
+    return Cell(number(job.given.get(objective), 5), BEST if job.is_best else ())
 
 
 def _progress(console: Console, job: MatrixJobView) -> str:
@@ -219,12 +187,8 @@ def show_matrix(session: Session, ref: str, *, watch: bool, as_json: bool) -> in
             ended=lambda view: view.is_terminal,
             as_json=(lambda view: view.to_json()) if as_json else None,
         )
-    elif as_json:
-        print_json(session, found.to_json())
-    else:
-        for line in matrix_lines(session.console, found):
-            session.console.print(line)
-    return EXIT_OK
+        return EXIT_OK
+    return answer(session, matrix_lines(session.console, found), found.to_json(), as_json=as_json)
 
 
 def matrix(
@@ -269,16 +233,13 @@ def matrix(
 
 def _list(session: Session, *, as_json: bool) -> int:
     """Print every matrix that has a job in the store, the newest first."""
-    groups: dict[str, list[JobView]] = {}
+    groups: dict[str, tuple[MatrixCellView, list[JobView]]] = {}
     for job in session.client().jobs().jobs:
         if job.matrix is not None:
-            groups.setdefault(job.matrix.id, []).append(job)
-    return answer(
-        session,
-        list_lines(session.console, groups),
-        [listed(matrix_id, jobs) for matrix_id, jobs in groups.items()],
-        as_json=as_json,
-    )
+            groups.setdefault(job.matrix.id, (job.matrix, []))[1].append(job)
+    rows = [listed(*group) for group in groups.values()]
+    none = ["no matrices; `matrix:` in a job.yaml makes one job for each combination"]
+    return answer(session, render_table(session.console, LISTED, rows) or none, rows, as_json=as_json)
 
 
 def _write(
@@ -301,12 +262,9 @@ def _write(
         raise BadRequestError(
             f"{directory} cannot be written: {error.strerror or error}", hint="name another place with --results"
         ) from error
-    if as_json:
-        print_json(session, written.to_json())
-        return EXIT_OK
-    session.console.print(summary_text(written.configurations).rstrip())
-    session.console.print(str(directory))
-    for problem in written.missing:
+    lines = [summary_text(written.configurations).rstrip(), str(directory)]
+    answer(session, lines, written.to_json(), as_json=as_json)
+    for problem in () if as_json else written.missing:
         session.console.note(problem)
     return EXIT_OK
 

@@ -14,12 +14,16 @@ from orchestrator.api.queue_views import ReservationRequest
 from orchestrator.cli.commands.shared import Json
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.table import Cell, Column, render_table
-from orchestrator.cli.session import Session, print_json
+from orchestrator.cli.session import Session, answer
 from orchestrator.cli.times import parse_span_within, parse_start
 from orchestrator.spec.fields.rules import LABEL_PATTERN
 from orchestrator.units import clock, number, size
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from orchestrator.api.client import Client
+    from orchestrator.api.queue_views import ReservationView
     from orchestrator.api.views import NodeActionReply, NodeView
 
 nodes = typer.Typer(add_completion=False, rich_markup_mode=None, invoke_without_command=True)
@@ -32,25 +36,29 @@ STATE_STYLES = {
     "QUARANTINED": ("yellow",),
     "RESERVED": ("yellow",),
 }
-COLUMNS = (
-    Column("NODE", weight=1000),
-    Column("STATE", weight=900),
-    Column("GPUS USED", weight=800, right=True),
-    Column("CPUS USED", weight=700, right=True),
-    Column("MEMORY FREE", weight=300, right=True),
-    Column("MODEL", weight=400),
-    Column("LABELS", weight=350, shrink=True),
-    Column("JOBS", weight=600, shrink=True),
-    Column("REASON", weight=500),
+COLUMNS: tuple[Column[NodeView], ...] = (
+    Column("NODE", lambda node: node.name, weight=1000, styles=("bold",)),
+    Column("STATE", lambda node: Cell(node.state, STATE_STYLES.get(node.state, ("red",))), weight=900),
+    Column(
+        "GPUS USED",
+        lambda node: _used(node, node.gpus_free, node.gpus_total) if node.gpus_total else "",
+        weight=800,
+        right=True,
+    ),
+    Column("CPUS USED", lambda node: _used(node, node.cpus_free, node.cpus_total), weight=700, right=True),
+    Column("MEMORY FREE", lambda node: size(node.memory_free_bytes), weight=300, right=True),
+    Column("MODEL", lambda node: ", ".join(sorted({gpu.model for gpu in node.gpus if gpu.model})), weight=400),
+    Column("LABELS", lambda node: ", ".join(f"{k}={v}" for k, v in node.labels.items()), weight=350, shrink=True),
+    Column("JOBS", lambda node: ", ".join(node.jobs), weight=600, shrink=True),
+    Column("REASON", lambda node: node.reason, weight=500, styles=("dim",)),
 )
-
-RESERVED = (
-    Column("NODE", weight=1000),
-    Column("ID", weight=900),
-    Column("FROM", weight=800),
-    Column("TO", weight=800),
-    Column("BY", weight=400),
-    Column("REASON", weight=500, shrink=True),
+RESERVED: tuple[Column[tuple[NodeView, ReservationView]], ...] = (
+    Column("NODE", lambda each: each[0].name, weight=1000, styles=("bold",)),
+    Column("ID", lambda each: each[1].id, weight=900),
+    Column("FROM", lambda each: clock(each[1].start_at), weight=800),
+    Column("TO", lambda each: clock(each[1].end_at), weight=800),
+    Column("BY", lambda each: each[1].by, weight=400),
+    Column("REASON", lambda each: each[1].reason, weight=500, shrink=True, styles=("dim",)),
 )
 
 
@@ -61,31 +69,14 @@ def list_nodes(context: typer.Context, json: Json = False) -> int:
         return EXIT_OK
     session = Session()
     found = session.client().nodes()
-    if json:
-        print_json(session, {"nodes": [node.to_json() for node in found]})
-        return EXIT_OK
-    for line in render_table(session.console, COLUMNS, [_row(node) for node in found]) or ["no node has joined yet"]:
-        session.console.print(line)
-    for node in found:
-        for gpu in node.gpus:
-            if not gpu.healthy:
-                session.console.print(f"{node.name}: GPU {gpu.index} ({gpu.uuid}): {clean(gpu.problem)}")
-    return EXIT_OK
-
-
-def _row(node: NodeView) -> list[Cell]:
-    models = sorted({gpu.model for gpu in node.gpus if gpu.model})
-    return [
-        Cell(clean(node.name), ("bold",)),
-        Cell(node.state, STATE_STYLES.get(node.state, ("red",))),
-        Cell(_used(node, node.gpus_free, node.gpus_total) if node.gpus_total else ""),
-        Cell(_used(node, node.cpus_free, node.cpus_total)),
-        Cell("" if node.memory_free_bytes is None else size(node.memory_free_bytes)),
-        Cell(clean(", ".join(models))),
-        Cell(clean(", ".join(f"{key}={value}" for key, value in node.labels.items()))),
-        Cell(", ".join(node.jobs)),
-        Cell(clean(node.reason), ("dim",)),
+    broken = [
+        f"{node.name}: GPU {gpu.index} ({gpu.uuid}): {clean(gpu.problem)}"
+        for node in found
+        for gpu in node.gpus
+        if not gpu.healthy
     ]
+    lines = render_table(session.console, COLUMNS, found) or ["no node has joined yet"]
+    return answer(session, [*lines, *broken], {"nodes": [node.to_json() for node in found]}, as_json=json)
 
 
 def _used(node: NodeView, free: float, total: float) -> str:
@@ -96,19 +87,19 @@ def _used(node: NodeView, free: float, total: float) -> str:
 @nodes.command()
 def cordon(node: Node, json: Json = False) -> int:
     """Stop scheduling to a node; jobs that run there keep running."""
-    return _act(node, "cordon", as_json=json)
+    return _change(lambda client: client.node_action(node, "cordon"), as_json=json)
 
 
 @nodes.command()
 def drain(node: Node, json: Json = False) -> int:
     """Cordon a node and move its jobs away: they save, go back to the queue and start elsewhere."""
-    return _act(node, "drain", as_json=json)
+    return _change(lambda client: client.node_action(node, "drain"), as_json=json)
 
 
 @nodes.command()
 def uncordon(node: Node, json: Json = False) -> int:
     """Allow scheduling to a node again."""
-    return _act(node, "uncordon", as_json=json)
+    return _change(lambda client: client.node_action(node, "uncordon"), as_json=json)
 
 
 @nodes.command("label")
@@ -131,9 +122,7 @@ def label_node(
     changes |= dict.fromkeys(remove or ())
     if not changes:
         raise BadRequestError("no label to set or to remove", hint="for example disk=nvme, or --remove disk")
-    session = Session()
-    _print_reply(session, session.client().change_node(node, labels=changes), as_json=json)
-    return EXIT_OK
+    return _change(lambda client: client.change_node(node, labels=changes), as_json=json)
 
 
 @nodes.command()
@@ -158,9 +147,7 @@ def reserve(
     asked = ReservationRequest(
         start=begins, seconds=parse_span_within(lasts, "--for", least=1.0, most=366 * 86400.0), reason=reason
     )
-    session = Session()
-    _print_reply(session, session.client().change_node(node, reserve=asked), as_json=json)
-    return EXIT_OK
+    return _change(lambda client: client.change_node(node, reserve=asked), as_json=json)
 
 
 @nodes.command()
@@ -168,23 +155,10 @@ def reservations(json: Json = False) -> int:
     """List the reservations of all nodes: current and future ones."""
     session = Session()
     known = [(node, one) for node in session.client().nodes() for one in node.reservations]
-    if json:
-        print_json(session, {"reservations": [{"node": node.name, **one.to_json()} for node, one in known]})
-        return EXIT_OK
-    rows = [
-        [
-            Cell(clean(node.name), ("bold",)),
-            Cell(one.id),
-            Cell(clock(one.start_at)),
-            Cell(clock(one.end_at)),
-            Cell(clean(one.by)),
-            Cell(clean(one.reason), ("dim",)),
-        ]
-        for node, one in sorted(known, key=lambda each: each[1].start_at)
-    ]
-    for line in render_table(session.console, RESERVED, rows) if rows else ["no node is reserved"]:
-        session.console.print(line)
-    return EXIT_OK
+    rows = sorted(known, key=lambda each: each[1].start_at)
+    lines = render_table(session.console, RESERVED, rows) or ["no node is reserved"]
+    found = [{"node": node.name, **one.to_json()} for node, one in known]
+    return answer(session, lines, {"reservations": found}, as_json=json)
 
 
 @nodes.command()
@@ -199,9 +173,7 @@ def unreserve(
     json: Json = False,
 ) -> int:
     """Remove a reservation of a node: jobs start there again. Only for the daemon's owner."""
-    session = Session()
-    _print_reply(session, session.client().change_node(node, unreserve=reservation), as_json=json)
-    return EXIT_OK
+    return _change(lambda client: client.change_node(node, unreserve=reservation), as_json=json)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -212,16 +184,8 @@ def _pair(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _act(node: str, verb: str, *, as_json: bool) -> int:
+def _change(ask: Callable[[Client], NodeActionReply], *, as_json: bool) -> int:
     session = Session()
-    _print_reply(session, session.client().node_action(node, verb), as_json=as_json)
-    return EXIT_OK
-
-
-def _print_reply(session: Session, reply: NodeActionReply, *, as_json: bool) -> None:
-    if as_json:
-        print_json(session, reply.to_json())
-        return
-    session.console.print(clean(reply.message))
-    if reply.jobs:
-        session.console.print(f"moves {', '.join(reply.jobs)}")
+    reply = ask(session.client())
+    lines = [clean(reply.message), *([f"moves {', '.join(reply.jobs)}"] if reply.jobs else [])]
+    return answer(session, lines, reply.to_json(), as_json=as_json)

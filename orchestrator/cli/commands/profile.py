@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError
-from orchestrator.cli.commands.selecting import note_which
 from orchestrator.cli.commands.shared import Job, Json
 from orchestrator.cli.console import clean
 from orchestrator.cli.session import Session, print_json
@@ -34,8 +33,7 @@ def stacks(
     """
     session = Session()
     client = session.client()
-    found = client.job(job)
-    note_which(session, job, found)
+    found = session.job(job)
     reply = client.stacks(found.id, rank=rank)
     if json:
         print_json(session, reply.to_json())
@@ -84,8 +82,7 @@ def profile(
     seconds = parse_span_within(timeout, "--timeout", least=1.0, most=MAX_SECONDS)
     session = Session()
     client = session.client()
-    found = client.job(job)
-    note_which(session, job, found)
+    found = session.job(job)
     target = output or Path(f"{found.id}-rank{rank}.trace.json.gz")
     if not target.parent.is_dir():
         raise BadRequestError(f"{target.parent} is not a directory", hint="make it, or name another --output")

@@ -9,47 +9,25 @@ import typer
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError
 from orchestrator.cli.commands.shared import Json
-from orchestrator.cli.console import clean
 from orchestrator.cli.render.jobs import gpus_text
-from orchestrator.cli.render.table import Cell, Column, render_table
-from orchestrator.cli.session import Session, print_json
-from orchestrator.units import age, number
+from orchestrator.cli.render.table import Column, render_table
+from orchestrator.cli.session import Session, answer, print_json
+from orchestrator.units import age, number, percent
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from orchestrator.api.queue_views import QueueShares, QueueView, UserShareView
     from orchestrator.api.views import JobView
 
 
-JOBS = (
-    Column("JOB", weight=1000),
-    Column("QUEUE", weight=500),
-    Column("USER", weight=300),
-    Column("PRIORITY", weight=800, right=True),
-    Column("GPUS", weight=400, right=True),
-    Column("WAITS", weight=600, right=True),
-    Column("STARTS", weight=650, right=True),
-    Column("REASON", weight=700, shrink=True),
-)
-QUEUES = (
-    Column("QUEUE", weight=1000),
-    Column("GPUS", weight=900, right=True),
-    Column("FAIR SHARE", weight=800, right=True),
-    Column("GUARANTEED", weight=700, right=True),
-    Column("MAXIMUM", weight=700, right=True),
-    Column("WEIGHT", weight=500, right=True),
-    Column("SHARE", weight=400, right=True),
-    Column("RUNNING", weight=300, right=True),
-    Column("WAITING", weight=600, right=True),
-)
-USERS = (
-    Column("USER", weight=1000),
-    Column("QUEUE", weight=500),
-    Column("GPUS", weight=900, right=True),
-    Column("SHARE", weight=800, right=True),
-    Column("RUNNING", weight=300, right=True),
-    Column("WAITING", weight=600, right=True),
+USERS: tuple[Column[UserShareView], ...] = (
+    Column("USER", lambda user: user.user, weight=1000, styles=("bold",)),
+    Column("QUEUE", lambda user: user.queue, weight=500),
+    Column("GPUS", lambda user: number(round(user.gpus, 2)), weight=900, right=True),
+    Column("SHARE", lambda user: percent(user.share), weight=800, right=True),
+    Column("RUNNING", lambda user: user.running, weight=300, right=True),
+    Column("WAITING", lambda user: user.waiting, weight=600, right=True),
 )
 
 
@@ -64,14 +42,14 @@ def show_queue(session: Session, *, as_json: bool) -> int:
         return EXIT_OK
     if not jobs:
         session.console.print("nothing waits")
-    now, starts = time.time(), client.outlook().starts if jobs else {}
-    _print(session, JOBS, [_job_row(job, now, starts.get(job.id), users=len(shares.users) > 1) for job in jobs])
-    if shares.queues:
-        session.console.print("")
-        _print(session, QUEUES, [_queue_row(queue, shares) for queue in shares.queues])
+    starts = client.outlook().starts if jobs else {}
+    tables = [render_table(session.console, _job_columns(starts, users=len(shares.users) > 1), jobs)]
+    tables.append(render_table(session.console, _queue_columns(shares), shares.queues))
     if len(shares.users) > 1:
-        session.console.print("")
-        _print(session, USERS, [_user_row(user) for user in shares.users])
+        tables.append(render_table(session.console, USERS, shares.users))
+    for place, lines in enumerate(tables):
+        for line in ["", *lines] if place and lines else lines:
+            session.console.print(line)
     return EXIT_OK
 
 
@@ -87,51 +65,44 @@ def _shares(shares: QueueShares) -> dict[str, object]:
     return {"queues": plain["queues"], "users": plain["users"]}
 
 
-def _print(session: Session, columns: Sequence[Column], rows: list[list[Cell]]) -> None:
-    for line in render_table(session.console, columns, rows):
-        session.console.print(line)
+def _job_columns(starts: Mapping[str, float], *, users: bool) -> tuple[Column[JobView], ...]:
+    now = time.time()
+
+    def start(job: JobView) -> str:
+        return f"in {age(max(0.0, starts[job.id] - now))}" if job.id in starts else ""
+
+    return (
+        Column("JOB", lambda job: job.id, weight=1000, styles=("bold",)),
+        Column("QUEUE", lambda job: job.queue, weight=500),
+        Column("USER", lambda job: job.user if users else "", weight=300),
+        Column("PRIORITY", lambda job: job.priority, weight=800, right=True),
+        Column("GPUS", gpus_text, weight=400, right=True),
+        Column("WAITS", lambda job: age(now - job.submitted_at), weight=600, right=True),
+        Column("STARTS", start, weight=650, right=True),
+        Column("REASON", lambda job: job.reason, weight=700, shrink=True, styles=("dim",)),
+    )
 
 
-def _job_row(job: JobView, now: float, starts_at: float | None, *, users: bool) -> list[Cell]:
-    return [
-        Cell(job.id, ("bold",)),
-        Cell(job.queue),
-        Cell(clean(job.user) if users else ""),
-        Cell(str(job.priority)),
-        Cell(gpus_text(job)),
-        Cell(age(now - job.submitted_at)),
-        Cell("" if starts_at is None else f"in {age(max(0.0, starts_at - now))}"),
-        Cell(clean(job.reason), ("dim",)),
-    ]
-
-
-def _queue_row(queue: QueueView, shares: QueueShares) -> list[Cell]:
+def _queue_columns(shares: QueueShares) -> tuple[Column[QueueView], ...]:
     parents = {each.name: each.parent for each in shares.queues}
-    depth, parent = 0, queue.parent
-    while parent and depth < len(parents):
-        depth, parent = depth + 1, parents.get(parent, "")
-    return [
-        Cell("  " * depth + clean(queue.name), ("bold",)),
-        Cell(number(round(queue.gpus, 2))),
-        Cell(number(round(queue.fair_share, 2))),
-        Cell(str(queue.guaranteed)),
-        Cell("-" if queue.maximum is None else str(queue.maximum)),
-        Cell(f"{queue.weight:g}"),
-        Cell(f"{queue.share:.0%}"),
-        Cell(str(queue.running)),
-        Cell(str(queue.waiting)),
-    ]
 
+    def indented(queue: QueueView) -> str:
+        depth, parent = 0, queue.parent
+        while parent and depth < len(parents):
+            depth, parent = depth + 1, parents.get(parent, "")
+        return "  " * depth + queue.name
 
-def _user_row(user: UserShareView) -> list[Cell]:
-    return [
-        Cell(clean(user.user), ("bold",)),
-        Cell(user.queue),
-        Cell(number(round(user.gpus, 2))),
-        Cell(f"{user.share:.0%}"),
-        Cell(str(user.running)),
-        Cell(str(user.waiting)),
-    ]
+    return (
+        Column("QUEUE", indented, weight=1000, styles=("bold",)),
+        Column("GPUS", lambda queue: number(round(queue.gpus, 2)), weight=900, right=True),
+        Column("FAIR SHARE", lambda queue: number(round(queue.fair_share, 2)), weight=800, right=True),
+        Column("GUARANTEED", lambda queue: queue.guaranteed, weight=700, right=True),
+        Column("MAXIMUM", lambda queue: "-" if queue.maximum is None else queue.maximum, weight=700, right=True),
+        Column("WEIGHT", lambda queue: f"{queue.weight:g}", weight=500, right=True),
+        Column("SHARE", lambda queue: percent(queue.share), weight=400, right=True),
+        Column("RUNNING", lambda queue: queue.running, weight=300, right=True),
+        Column("WAITING", lambda queue: queue.waiting, weight=600, right=True),
+    )
 
 
 queue = typer.Typer(add_completion=False, rich_markup_mode=None, invoke_without_command=True)
@@ -176,11 +147,7 @@ def set_queue(
         weight=weight,
         parent="" if parent == "none" else parent,
     )
-    if json:
-        print_json(session, view.to_json())
-    else:
-        session.console.print(_sentence(view))
-    return EXIT_OK
+    return answer(session, [_sentence(view)], view.to_json(), as_json=json)
 
 
 def _gpus(text: str | None) -> int | None:

@@ -94,12 +94,6 @@ def chosen_jobs(session: Session, choice: Choice, default_states: Sequence[str])
     return tuple(reversed(with_labels(found, choice.labels, choice.name)))
 
 
-def note_which(session: Session, ref: str, job: JobView) -> None:
-    """Print which job a name refers to: several jobs of a user may have it."""
-    if ref.rpartition("/")[2] == job.name and ref != job.id:
-        session.console.note(f"{ref} is {job.id}, the newest of that name")
-
-
 def job_or_matrix(client: Client, ref: str) -> JobView | MatrixView:
     """Return the job or the matrix of a reference. Raises NotFoundError, AmbiguousReferenceError."""
     from orchestrator.api.errors import AmbiguousReferenceError, NotFoundError
@@ -222,9 +216,7 @@ def _named(session: Session, client: Client, ref: str, states: tuple[str, ...]) 
     matrix = client.find_matrix(ref)
     if matrix is not None:
         return [client.job(job.job_id) for job in matrix.jobs if job.state in states]
-    job = client.job(ref)
-    note_which(session, ref, job)
-    return [job]
+    return [session.job(ref)]
 
 
 def _show(session: Session, verb: Verb, chosen: Sequence[JobView], *, as_json: bool) -> None:

@@ -21,7 +21,6 @@ from orchestrator.api.transport import following
 from orchestrator.api.transport.session_stream import MAX_WAITING_BYTES, STDERR, End, SessionStream
 from orchestrator.api.transport.wire import ConnectionLostError
 from orchestrator.api.views import TERMINAL_STATES
-from orchestrator.cli.commands.selecting import note_which
 from orchestrator.cli.commands.shared import Job, ended_in_order
 from orchestrator.cli.console import clean
 from orchestrator.cli.session import Session
@@ -392,8 +391,7 @@ def exec_beside(
     """
     session = Session()
     client = session.client()
-    found = client.job(job)
-    note_which(session, job, found)
+    found = session.job(job)
     wanted = may_have_terminal() if terminal is None else terminal
     stream = client.session(
         found.id, rank=rank, argv=command or (), terminal=terminal_of(session.environ) if wanted else None
@@ -422,8 +420,7 @@ def attach(
     The exit code is the rank's. ~. at the beginning of a line detaches; the rank keeps running.
     """
     session = Session()
-    found = session.client().job(job)
-    note_which(session, job, found)
+    found = session.job(job)
     return attach_to(session, found.id, rank)
 
 
@@ -446,8 +443,7 @@ def port_forward(
     pairs = [parse_ports(text) for text in ports]
     session = Session()
     client = session.client()
-    found = client.job(job)
-    note_which(session, job, found)
+    found = session.job(job)
     with ended_in_order(), Forwarding(client, found.id, rank, session.console) as forwarding:
         for local, remote in pairs:
             where = forwarding.listen(address, local, remote)

@@ -10,7 +10,7 @@ import typer
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError
 from orchestrator.cli.commands.shared import Json, finite
-from orchestrator.cli.render.table import Cell, Column, render_table
+from orchestrator.cli.render.table import Column, render_table
 from orchestrator.cli.session import Session, answer
 from orchestrator.core.simulation import TraceJob
 from orchestrator.units import duration
@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 
 def simulation_lines(console: Console, results: Sequence[Result]) -> list[str]:
     """Return the table's lines."""
-    columns = [Column("", weight=200), *(Column(result.policy, right=True) for result in results)]
-    cells = [_cells(result.figures) for result in results]
-    rows = [[Cell(name), *(Cell(one[name]) for one in cells)] for name in cells[0]]
-    return render_table(console, columns, rows)
+    cells = [(result.policy, _cells(result.figures)) for result in results]
+    columns: list[Column[str]] = [
+        Column("", str, weight=200),
+        *(Column(policy, one.get, right=True) for policy, one in cells),
+    ]
+    return render_table(console, columns, list(cells[0][1]))
 
 
 def _cells(figures: Figures) -> dict[str, str]:

@@ -20,7 +20,6 @@ from orchestrator.cli.commands.selecting import (
     User,
     job_or_matrix,
     meant,
-    note_which,
     selection,
     user_name,
     wanted_states,
@@ -88,7 +87,7 @@ def _show_job(session: Session, ref: str, options: StatusOptions) -> int:
         from orchestrator.cli.commands.matrix import show_matrix
 
         return show_matrix(session, job.id, watch=options.watch, as_json=options.json)
-    note_which(session, ref, job)
+    session.note_which(ref, job)
 
     def read() -> Shown:
         found = client.job(job.id)

@@ -7,6 +7,7 @@ import os
 import shlex
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -23,7 +24,7 @@ from orchestrator.api.errors import (
 from orchestrator.api.transport import following, submission
 from orchestrator.cli.commands.shared import JobText, Json, Quiet, ended_in_order, finite, job_text
 from orchestrator.cli.console import clean
-from orchestrator.cli.render.table import Bar, Cell, Column, render_table
+from orchestrator.cli.render.table import Bar, Column, render_table
 from orchestrator.cli.session import Session, print_json, require
 from orchestrator.cli.times import parse_start, value_text
 from orchestrator.units import age, number, plural, size
@@ -31,6 +32,8 @@ from orchestrator.units import age, number, plural, size
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from orchestrator.api.matrix_views import CombinationView
+    from orchestrator.api.queue_views import SeatPlan
     from orchestrator.api.transport.upload import Uploaded
     from orchestrator.api.views import JobView, PlanReply
     from orchestrator.cli.console import Console
@@ -246,12 +249,13 @@ def plan_lines(console: Console, plan: PlanReply) -> list[str]:
         ("secrets", ", ".join(plan.secrets)),
     ]
     lines += [f"  {console.style(label.ljust(10), 'dim')}{text}" for label, text in facts if text]
-    columns = (Column("RANK", right=True), Column("NODE"), Column("GPUS", right=True), Column("CPUS", right=True))
-    rows = [
-        [Cell(str(seat.rank)), Cell(clean(seat.node)), Cell(number(seat.gpus)), Cell(number(seat.cpus))]
-        for seat in plan.seats
-    ]
-    lines += render_table(console, columns, rows)
+    columns: tuple[Column[SeatPlan], ...] = (
+        Column("RANK", lambda seat: seat.rank, right=True),
+        Column("NODE", lambda seat: seat.node),
+        Column("GPUS", lambda seat: number(seat.gpus), right=True),
+        Column("CPUS", lambda seat: number(seat.cpus), right=True),
+    )
+    lines += render_table(console, columns, plan.seats)
     lines += _combinations(console, plan)
     lines += [f"note: {clean(note)}" for note in plan.notes]
     return lines
@@ -261,15 +265,17 @@ def _combinations(console: Console, plan: PlanReply) -> list[str]:
     """Return the jobs of a matrix: a row for each, with the values as columns."""
     if not plan.combinations:
         return []
-    names = list(plan.combinations[0].values)
-    columns = [Column("NAME", weight=1000), *(Column(clean(name).upper(), weight=900) for name in names)]
-    rows = [
-        [Cell(clean(one.name)), *(Cell(clean(value_text(one.values.get(name)))) for name in names)]
-        for one in plan.combinations
+    columns: list[Column[CombinationView]] = [
+        Column("NAME", lambda one: one.name, weight=1000),
+        *(Column(name.upper(), partial(_value, name), weight=900) for name in plan.combinations[0].values),
     ]
     count = len(plan.combinations)
     head = "1 job" if count == 1 else f"{count} jobs, the first as shown above"
-    return [f"  {console.style('matrix'.ljust(10), 'dim')}{head}", *render_table(console, columns, rows)]
+    return [f"  {console.style('matrix'.ljust(10), 'dim')}{head}", *render_table(console, columns, plan.combinations)]
+
+
+def _value(parameter: str, one: CombinationView) -> str:
+    return value_text(one.values.get(parameter))
 
 
 _INTERRUPTED = 130

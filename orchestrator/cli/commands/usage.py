@@ -2,84 +2,55 @@
 
 from __future__ import annotations
 
-import csv
+import csv as csv_module
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError
 from orchestrator.cli.commands.shared import Json, finite
-from orchestrator.cli.console import clean
-from orchestrator.cli.render.table import Cell, Column, render_table
-from orchestrator.cli.session import Session, print_json
+from orchestrator.cli.render.table import Column, render_table
+from orchestrator.cli.session import Session, answer
+from orchestrator.cli.times import parse_time
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from orchestrator.api.usage_views import UsageReport, UsageRow
 
 
 PHASES = ("productive", "lost", "starting", "recovering", "checkpoint_stall", "draining", "uncommitted")
 
 
-def show_usage(
-    session: Session, by: Sequence[str], since: float | None, until: float | None, price: float | None, form: str
-) -> int:
-    """Query and print the usage."""
-    report = session.client().usage(by=by, since=since, until=until, price=price)
-    if form == "json":
-        print_json(session, report.to_json())
-    elif form == "csv":
-        _write_csv(session, report)
-    else:
-        for line in _table(session, report):
-            session.console.print(line)
-    return EXIT_OK
+def _table(session: Session, report: UsageReport) -> list[str]:
+    if not report.rows:
+        return ["nothing was used in this time"]
+    columns: list[Column[UsageRow]] = [
+        *(Column(name.upper(), partial(_key, report, name), weight=1000) for name in report.by),
+        Column("JOBS", lambda row: row.jobs, weight=400, right=True),
+        Column("GPU HOURS", lambda row: _hours(row.gpu_hours), weight=900, right=True),
+        Column("PRODUCTIVE", lambda row: _hours(row.phases.get("productive", 0.0)), weight=800, right=True),
+        Column("LOST", lambda row: _hours(row.phases.get("lost", 0.0)), weight=800, right=True),
+        Column("OVERHEAD", lambda row: _hours(_other(row)), weight=500, right=True),
+        Column("OPEN", lambda row: _hours(row.phases.get("uncommitted", 0.0)), weight=300, right=True),
+        Column("WAITING", lambda row: _hours(row.waiting_gpu_hours), weight=700, right=True),
+        Column(
+            "ENERGY kWh", lambda row: "" if row.energy_kwh is None else f"{row.energy_kwh:.3f}", weight=600, right=True
+        ),
+        Column("COST", lambda row: "" if row.cost is None else f"{row.cost:.2f}", weight=850, right=True),
+    ]
+    rows = [*report.rows, report.total] if len(report.rows) > 1 else report.rows
+    return render_table(session.console, columns, rows)
+
+
+def _key(report: UsageReport, name: str, row: UsageRow) -> str:
+    if row is report.total:
+        return "total" if name == report.by[0] else ""
+    return row.keys[name] or "-"
 
 
 def _other(row: UsageRow) -> float:
     return sum(row.phases.get(phase, 0.0) for phase in PHASES if phase not in ("productive", "lost", "uncommitted"))
-
-
-def _table(session: Session, report: UsageReport) -> list[str]:
-    if not report.rows:
-        return ["nothing was used in this time"]
-    columns = [
-        *(Column(clean(name).upper(), weight=1000) for name in report.by),
-        Column("JOBS", weight=400, right=True),
-        Column("GPU HOURS", weight=900, right=True),
-        Column("PRODUCTIVE", weight=800, right=True),
-        Column("LOST", weight=800, right=True),
-        Column("OVERHEAD", weight=500, right=True),
-        Column("OPEN", weight=300, right=True),
-        Column("WAITING", weight=700, right=True),
-        Column("ENERGY kWh", weight=600, right=True),
-        Column("COST", weight=850, right=True),
-    ]
-    rows = [_row(row, [clean(row.keys[name]) or "-" for name in report.by]) for row in report.rows]
-    if len(rows) > 1:
-        rows.append(_row(report.total, ["total", *[""] * (len(report.by) - 1)]))
-    return render_table(session.console, columns, rows)
-
-
-def _row(row: UsageRow, keys: Sequence[str]) -> list[Cell]:
-    phases = row.phases
-    figures = [
-        row.gpu_hours,
-        phases.get("productive", 0.0),
-        phases.get("lost", 0.0),
-        _other(row),
-        phases.get("uncommitted", 0.0),
-        row.waiting_gpu_hours,
-    ]
-    return [
-        *(Cell(key) for key in keys),
-        Cell(str(row.jobs)),
-        *(Cell(_hours(value)) for value in figures),
-        Cell("" if row.energy_kwh is None else f"{row.energy_kwh:.3f}"),
-        Cell("" if row.cost is None else f"{row.cost:.2f}"),
-    ]
 
 
 def _hours(value: float) -> str:
@@ -87,7 +58,7 @@ def _hours(value: float) -> str:
 
 
 def _write_csv(session: Session, report: UsageReport) -> None:
-    writer = csv.writer(session.console.out, lineterminator="\n")
+    writer = csv_module.writer(session.console.out, lineterminator="\n")
     head = ["jobs", "gpu_hours", *PHASES, "waiting_gpu_hours", "energy_kwh", "cost"]
     writer.writerow([*report.by, *head])
     for row in report.rows:
@@ -128,12 +99,15 @@ def usage(
 
     Jobs that `orch prune` has removed are no longer counted.
     """
-    from orchestrator.cli.times import parse_time
-
     if csv and json:
         raise BadRequestError("--csv and --json are two forms of the answer", hint="leave one out")
     now = time.time()
     first = None if since == "all" else parse_time(since, "--since", now)
     last = None if until is None else parse_time(until, "--until", now)
     names = [name.strip() for name in by.split(",")]
-    return show_usage(Session(), names, first, last, price, "json" if json else "csv" if csv else "table")
+    session = Session()
+    report = session.client().usage(by=names, since=first, until=last, price=price)
+    if csv:
+        _write_csv(session, report)
+        return EXIT_OK
+    return answer(session, _table(session, report), report.to_json(), as_json=json)

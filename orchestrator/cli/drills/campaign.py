@@ -7,13 +7,14 @@ import random
 import time
 from dataclasses import asdict, dataclass, field
 from html import escape
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.api.errors import OrchError, RefusedError
 from orchestrator.cli.console import clean
 from orchestrator.cli.drills.drills import CHARGED_TO, FELT_BY_ALL, Kind, NotRecoveredError
 from orchestrator.cli.drills.machine import MachineDrill
-from orchestrator.cli.render.table import Cell, Column, render_table
+from orchestrator.cli.render.table import Column, render_table
 from orchestrator.units import clock, duration
 
 if TYPE_CHECKING:
@@ -334,8 +335,8 @@ def outcome(report: CampaignReport) -> str:
 
 def lines(console: Console, report: CampaignReport) -> list[str]:
     """Format the figures by kind, and the outcome."""
-    columns = [Column(title, right=index > 0) for index, title in enumerate(HEAD)]
-    rows = [[Cell(text) for text in _cells(one)] for one in report.figures() if one.done or one.refused]
+    columns = [Column(title, itemgetter(index), right=index > 0) for index, title in enumerate(HEAD)]
+    rows = [_cells(one) for one in report.figures() if one.done or one.refused]
     problems = [f"problem: {clean(problem)}" for problem in report.all_problems()]
     return [*render_table(console, columns, rows), *left_alone(report), *problems, outcome(report)]
 

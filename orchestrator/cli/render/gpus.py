@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.api.errors import DaemonUnreachableError
 from orchestrator.cli.console import clean
-from orchestrator.cli.render.table import Cell, Column, render_table
+from orchestrator.cli.render.table import Cell, Column
 from orchestrator.units import percent, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from orchestrator.api.views import FindingView, JobView
-    from orchestrator.cli.console import Console
     from orchestrator.cli.session import Session
     from orchestrator.gpu.row import GpuRow
 
@@ -44,42 +43,7 @@ def gpu_summary(session: Session, local: Callable[[], tuple[Sequence[GpuRow], Se
     return GpuSummary(rows=tuple(rows), jobs=tuple(jobs), daemon=True)
 
 
-COLUMNS = (
-    Column("NODE", weight=900),
-    Column("GPU", weight=1000, right=True),
-    Column("MODEL", weight=600, shrink=True),
-    Column("UTIL", weight=950, right=True),
-    Column("MEMORY", weight=800, right=True),
-    Column("POWER", weight=700, right=True),
-    Column("TEMP", weight=500, right=True),
-    Column("JOB", weight=850),
-    Column("RANK", weight=840, right=True),
-    Column("STATE", weight=860),
-    Column("UUID", weight=100),
-)
 BAND_STYLES = {"excellent": ("green",), "good": ("green",), "fair": ("yellow",), "poor": ("red",)}
-
-
-def gpu_lines(console: Console, rows: Sequence[GpuRow]) -> list[str]:
-    """Return the table's lines; none without GPUs."""
-    return render_table(console, COLUMNS, [_cells(row) for row in rows])
-
-
-def _cells(row: GpuRow) -> list[Cell]:
-    holders = [f"{holder.job_id}" for holder in row.holders]
-    return [
-        Cell(clean(row.node), ("bold",)),
-        Cell(str(row.index)),
-        Cell(clean(row.model)),
-        Cell(percent(row.utilization_ratio)),
-        Cell(memory(row)),
-        Cell(power(row)),
-        Cell("" if row.temperature_celsius is None else f"{row.temperature_celsius:.0f} C"),
-        Cell(clean(", ".join(dict.fromkeys(holders)))),
-        Cell(", ".join(str(holder.rank) for holder in row.holders)),
-        state_cell(row),
-        Cell(clean(row.gpu_uuid), ("dim",)),
-    ]
 
 
 def state_cell(row: GpuRow) -> Cell:
@@ -112,6 +76,26 @@ def power(row: GpuRow) -> str:
     return (
         f"{row.power_watts:.0f}/{row.power_limit_watts:.0f} W" if row.power_limit_watts else f"{row.power_watts:.0f} W"
     )
+
+
+COLUMNS: tuple[Column[GpuRow], ...] = (
+    Column("NODE", lambda row: row.node, weight=900, styles=("bold",)),
+    Column("GPU", lambda row: row.index, weight=1000, right=True),
+    Column("MODEL", lambda row: row.model, weight=600, shrink=True),
+    Column("UTIL", lambda row: percent(row.utilization_ratio), weight=950, right=True),
+    Column("MEMORY", memory, weight=800, right=True),
+    Column("POWER", power, weight=700, right=True),
+    Column(
+        "TEMP",
+        lambda row: "" if row.temperature_celsius is None else f"{row.temperature_celsius:.0f} C",
+        weight=500,
+        right=True,
+    ),
+    Column("JOB", lambda row: ", ".join(dict.fromkeys(holder.job_id for holder in row.holders)), weight=850),
+    Column("RANK", lambda row: ", ".join(str(holder.rank) for holder in row.holders), weight=840, right=True),
+    Column("STATE", state_cell, weight=860),
+    Column("UUID", lambda row: row.gpu_uuid, weight=100, styles=("dim",)),
+)
 
 
 def balance_line(

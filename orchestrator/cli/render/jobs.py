@@ -11,10 +11,10 @@ from orchestrator.spec.units import format_memory
 from orchestrator.units import age, clock, duration, metric, number
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from orchestrator.api.queue_views import HolderView, OutlookView
-    from orchestrator.api.views import FailureView, JobView, RankView
+    from orchestrator.api.views import AttemptView, FailureView, JobView, RankView
     from orchestrator.cli.console import Console
 
 
@@ -33,17 +33,6 @@ STATE_STYLES = {
 }
 MOVING = frozenset({"STARTING", "RUNNING", "RECOVERING", "DRAINING"})
 
-COLUMNS = (
-    Column("JOB", weight=1000, shrink=False),
-    Column("STATE", weight=900),
-    Column("PROGRESS", weight=800),
-    Column("RESTARTS", weight=500, right=True),
-    Column("GPUS", weight=400, right=True),
-    Column("AGE", weight=600, right=True),
-    Column("USER", weight=300),
-    Column("REASON", weight=700, shrink=True, least=16),
-)
-
 
 def job_lines(
     console: Console, jobs: Sequence[JobView], now: float, places: Mapping[str, str] | None = None
@@ -51,19 +40,47 @@ def job_lines(
     """Return a table of jobs, those of a matrix in one line; USER if there are several. ``places``: in the queue, by id."""
     places = places or {}
     several = len({job.user for job in jobs}) > 1
-    rows: list[list[Cell]] = []
+    groups = _grouped(jobs)
+    if console.width >= NARROW:
+        return render_table(console, _columns(console, now, places, with_user=several), groups)
     lines: list[str] = []
-    for group in _grouped(jobs):
-        if console.width >= NARROW:
-            if len(group) == 1:
-                rows.append(_row(console, group[0], now, _remark(group[0], places), with_user=several))
-            else:
-                rows.append(_unit_row(group, now, with_user=several))
-        elif len(group) == 1:
+    for group in groups:
+        if len(group) == 1:
             lines += _stacked(console, group[0], now, _remark(group[0], places))
         else:
             lines += _stacked_unit(console, group, now)
-    return lines or render_table(console, COLUMNS, rows)
+    return lines
+
+
+def _columns(
+    console: Console, now: float, places: Mapping[str, str], *, with_user: bool
+) -> tuple[Column[Sequence[JobView]], ...]:
+    """Return the columns of a job, or of a matrix's jobs in one line."""
+
+    def state(jobs: Sequence[JobView]) -> Cell:
+        job = jobs[0]
+        return Cell("matrix", ("dim",)) if len(jobs) > 1 else Cell(state_text(job), STATE_STYLES.get(job.state, ()))
+
+    def remark(jobs: Sequence[JobView]) -> Cell:
+        return Cell(_unit(jobs)[2], ("dim",)) if len(jobs) > 1 else _remark(jobs[0], places)
+
+    def gpus(jobs: Sequence[JobView]) -> str:
+        return gpus_text(jobs[0]) if len(jobs) == 1 else _gpus(job.gpu_count for job in jobs if job.state in MOVING)
+
+    return (
+        Column("JOB", lambda jobs: _unit(jobs)[0] if len(jobs) > 1 else jobs[0].id, weight=1000, styles=("bold",)),
+        Column("STATE", state, weight=900),
+        Column(
+            "PROGRESS", lambda jobs: _unit(jobs)[1] if len(jobs) > 1 else progress_text(console, jobs[0]), weight=800
+        ),
+        Column(
+            "RESTARTS", lambda jobs: sum(job.restarts for job in jobs) or "", weight=500, right=True, styles=("yellow",)
+        ),
+        Column("GPUS", gpus, weight=400, right=True),
+        Column("AGE", lambda jobs: age(now - min(job.submitted_at for job in jobs)), weight=600, right=True),
+        Column("USER", lambda jobs: jobs[0].user if with_user else "", weight=300),
+        Column("REASON", remark, weight=700, shrink=True, least=16),
+    )
 
 
 def _grouped(jobs: Sequence[JobView]) -> list[list[JobView]]:
@@ -83,22 +100,6 @@ def _unit(jobs: Sequence[JobView]) -> tuple[str, str, str]:
     return cell.id, f"{len(jobs)} jobs", states
 
 
-def _unit_row(jobs: Sequence[JobView], now: float, *, with_user: bool) -> list[Cell]:
-    name, size, states = _unit(jobs)
-    restarts = sum(job.restarts for job in jobs)
-    gpus = sum(job.gpu_count for job in jobs if job.state in MOVING)
-    return [
-        Cell(name, ("bold",)),
-        Cell("matrix", ("dim",)),
-        Cell(size),
-        Cell(str(restarts) if restarts else "", ("yellow",)),
-        Cell(number(gpus) if gpus else ""),
-        Cell(age(now - min(job.submitted_at for job in jobs))),
-        Cell(clean(jobs[0].user) if with_user else ""),
-        Cell(states, ("dim",)),
-    ]
-
-
 def _stacked_unit(console: Console, jobs: Sequence[JobView], now: float) -> list[str]:
     name, size, states = _unit(jobs)
     facts = f" {console.glyphs.dot} ".join([size, states, age(now - min(job.submitted_at for job in jobs))])
@@ -106,19 +107,6 @@ def _stacked_unit(console: Console, jobs: Sequence[JobView], now: float) -> list
     return [
         f"{console.style(shown, 'bold')}  {console.style('matrix', 'dim')}",
         "  " + clip(facts, console.width - 2, console.glyphs.ellipsis),
-    ]
-
-
-def _row(console: Console, job: JobView, now: float, remark: Cell, *, with_user: bool) -> list[Cell]:
-    return [
-        Cell(job.id, ("bold",)),
-        Cell(state_text(job), STATE_STYLES.get(job.state, ())),
-        Cell(progress_text(console, job)),
-        Cell(str(job.restarts) if job.restarts else "", ("yellow",)),
-        Cell(gpus_text(job)),
-        Cell(age(now - job.submitted_at)),
-        Cell(clean(job.user) if with_user else ""),
-        remark,
     ]
 
 
@@ -177,7 +165,11 @@ def progress_text(console: Console, job: JobView) -> str:
 
 def gpus_text(job: JobView) -> str:
     """Return the number of GPUs; empty for none."""
-    return number(job.gpu_count) if job.gpu_count else ""
+    return _gpus([job.gpu_count])
+
+
+def _gpus(counts: Iterable[float]) -> str:
+    return number(sum(counts) or None)
 
 
 MOST_ROWS: Final = 10
@@ -192,13 +184,6 @@ RULES: Final = {
     "work": "it is expected to need less time, or has run for less",
     "arrival": "it came first",
 }
-_COLUMNS: Final = (
-    Column("JOB", weight=1000),
-    Column("USER", weight=300),
-    Column("GPUS", weight=900, right=True),
-    Column("ENDS", weight=800, right=True),
-    Column("KNOWN FROM", weight=500),
-)
 
 
 def outlook_lines(console: Console, outlook: OutlookView, now: float) -> list[str]:
@@ -210,8 +195,8 @@ def outlook_lines(console: Console, outlook: OutlookView, now: float) -> list[st
         why = f"; {clean(outlook.ahead[-1])} is before it: {RULES.get(outlook.rule, clean(outlook.rule))}"
         lines.append(f"{len(outlook.ahead)} ahead in the queue: {names}{more}{why if outlook.rule else ''}")
     if outlook.holders:
-        rows = [_queue_row(holder, now) for holder in outlook.holders[:MOST_ROWS]]
-        lines += ["", "jobs that have to end first:", *render_table(console, _COLUMNS, rows)]
+        lines += ["", "jobs that have to end first:"]
+        lines += render_table(console, _holder_columns(now), outlook.holders[:MOST_ROWS])
         if len(outlook.holders) > MOST_ROWS:
             lines.append(f"and {len(outlook.holders) - MOST_ROWS} more")
     if outlook.stops:
@@ -241,14 +226,19 @@ def _place(at: int, starts_at: float | None, now: float) -> str:
     return f"place {at}, starts " + ("now" if left < 1 else f"in about {age(left)}")
 
 
-def _queue_row(holder: HolderView, now: float) -> list[Cell]:
-    return [
-        Cell(clean(holder.job_id), ("bold",)),
-        Cell(clean(holder.user)),
-        Cell(number(round(holder.gpus, 2))),
-        Cell("?" if holder.ends_at is None else f"in {age(max(0.0, holder.ends_at - now))}"),
-        Cell(_basis(holder)),
-    ]
+def _holder_columns(now: float) -> tuple[Column[HolderView], ...]:
+    return (
+        Column("JOB", lambda holder: holder.job_id, weight=1000, styles=("bold",)),
+        Column("USER", lambda holder: holder.user, weight=300),
+        Column("GPUS", lambda holder: number(round(holder.gpus, 2)), weight=900, right=True),
+        Column(
+            "ENDS",
+            lambda holder: "?" if holder.ends_at is None else f"in {age(max(0.0, holder.ends_at - now))}",
+            weight=800,
+            right=True,
+        ),
+        Column("KNOWN FROM", _basis, weight=500),
+    )
 
 
 def _basis(holder: HolderView) -> str:
@@ -290,9 +280,9 @@ def detail_lines(console: Console, job: JobView, now: float, place: str = "") ->
     if job.failure is not None and job.state == "FAILED":
         lines += ["", *_failure(console, job.failure)]
     if job.gpus:
-        lines += ["", *_ranks(console, job)]
+        lines += ["", *render_table(console, RANK_COLUMNS, job.gpus[:MAX_RANKS]), *_more(len(job.gpus) - MAX_RANKS)]
     if len(job.attempts) > 1:
-        lines += ["", *_attempts(console, job)]
+        lines += ["", *render_table(console, ATTEMPT_COLUMNS, job.attempts[-MAX_ATTEMPTS:])]
     return lines
 
 
@@ -502,41 +492,24 @@ def _failure(console: Console, failure: FailureView) -> list[str]:
     return lines
 
 
-def _ranks(console: Console, job: JobView) -> list[str]:
-    def row(rank: RankView) -> list[Cell]:
-        return [
-            Cell(str(rank.rank)),
-            Cell(clean(rank.node)),
-            Cell(", ".join(clean(uuid) for uuid in rank.gpu_uuids)),
-            Cell("" if rank.pid is None else str(rank.pid)),
-        ]
-
-    columns = (Column("RANK", right=True), Column("NODE"), Column("GPU", shrink=True), Column("PID", right=True))
-    lines = render_table(console, columns, [row(rank) for rank in job.gpus[:MAX_RANKS]])
-    return [*lines, *_more(len(job.gpus) - MAX_RANKS)]
-
-
-def _attempts(console: Console, job: JobView) -> list[str]:
-    columns = (
-        Column("ATTEMPT", right=True),
-        Column("STATE"),
-        Column("STARTED"),
-        Column("TOOK", right=True),
-        Column("CLASS"),
-        Column("REASON", shrink=True),
-    )
-    rows = [
-        [
-            Cell(str(attempt.number)),
-            Cell(attempt.state),
-            Cell(clock(attempt.started_at)),
-            Cell("" if attempt.ended_at is None else duration(attempt.ended_at - attempt.started_at)),
-            Cell(attempt.failure_class or ""),
-            Cell(clean(attempt.reason), ("dim",)),
-        ]
-        for attempt in job.attempts[-MAX_ATTEMPTS:]
-    ]
-    return render_table(console, columns, rows)
+RANK_COLUMNS: tuple[Column[RankView], ...] = (
+    Column("RANK", lambda rank: rank.rank, right=True),
+    Column("NODE", lambda rank: rank.node),
+    Column("GPU", lambda rank: ", ".join(rank.gpu_uuids), shrink=True),
+    Column("PID", lambda rank: rank.pid, right=True),
+)
+ATTEMPT_COLUMNS: tuple[Column[AttemptView], ...] = (
+    Column("ATTEMPT", lambda attempt: attempt.number, right=True),
+    Column("STATE", lambda attempt: attempt.state),
+    Column("STARTED", lambda attempt: clock(attempt.started_at)),
+    Column(
+        "TOOK",
+        lambda attempt: "" if attempt.ended_at is None else duration(attempt.ended_at - attempt.started_at),
+        right=True,
+    ),
+    Column("CLASS", lambda attempt: attempt.failure_class),
+    Column("REASON", lambda attempt: attempt.reason, shrink=True, styles=("dim",)),
+)
 
 
 def _more(count: int) -> list[str]:

@@ -1,57 +1,71 @@
-"""Tables and bars in plain text: aligned, coloured by cell, narrowed by leaving out the least important columns."""
+"""Tables and bars in plain text: aligned, coloured by cell, narrowed by leaving out the least important columns.
+
+Not rich's: its import takes longer than most commands, and its tables only cut cells where a terminal is narrow.
+"""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from orchestrator.cli.console import clean, clip, display_width
 from orchestrator.units import size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from orchestrator.cli.console import Console, Glyphs
     from orchestrator.cli.session import Session
 
 
 GAP = 2
+Item = TypeVar("Item")
+Styles = tuple[str, ...]
 
 
 class Cell(NamedTuple):
     """A text and its styles."""
 
     text: str
-    styles: tuple[str, ...] = ()
+    styles: Styles = ()
 
 
-class Column(NamedTuple):
-    """A column: ``weight`` is its importance (the lowest is left out first), ``right`` aligns numbers.
+class Column(NamedTuple, Generic[Item]):
+    """A column: its title, and what it shows of an item: a cell, or a value as text in ``styles``; None is empty.
 
-    A column that may ``shrink`` is clipped, down to ``least`` characters, before any other is left out.
+    ``weight`` is its importance (the lowest is left out first), ``right`` aligns numbers. A column that may ``shrink``
+    is clipped, down to ``least`` characters, before any other is left out.
     """
 
     title: str
+    value: Callable[[Item], Any]
     weight: int = 100
     right: bool = False
     shrink: bool = False
     least: int = 12
+    styles: Styles = ()
+
+    def cell(self, item: Item) -> Cell:
+        """Return the item's cell, on one line and without control characters, whoever wrote the text."""
+        value = self.value(item)
+        text, styles = value if isinstance(value, Cell) else ("" if value is None else str(value), self.styles)
+        return Cell(clean(text), styles)
 
 
-def render_table(console: Console, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> list[str]:
-    """Return the table's lines, the head first; none without rows. Empty columns are left out."""
-    if not rows:
+def render_table(console: Console, columns: Sequence[Column[Item]], items: Sequence[Item]) -> list[str]:
+    """Return the table's lines, the head first; none without items. Empty columns are left out."""
+    if not items:
         return []
+    rows = [[column.cell(item) for column in columns] for item in items]
+    titles = [Cell(clean(column.title), ("dim",)) for column in columns]
     shown = [i for i in range(len(columns)) if any(row[i].text for row in rows)]
-    widths = {i: max(display_width(columns[i].title), *(display_width(row[i].text) for row in rows)) for i in shown}
+    widths = {i: max(display_width(row[i].text) for row in (titles, *rows)) for i in shown}
     shown, widths = _fit(columns, shown, widths, console.width)
-    head = _line(console, [Cell(columns[i].title, ("dim",)) for i in shown], [columns[i] for i in shown], shown, widths)
-    body = [_line(console, [row[i] for i in shown], [columns[i] for i in shown], shown, widths) for row in rows]
-    return [head, *body]
+    return [_line(console, row, columns, shown, widths) for row in (titles, *rows)]
 
 
 def _fit(
-    columns: Sequence[Column], shown: list[int], widths: dict[int, int], room: int
+    columns: Sequence[Column[Item]], shown: list[int], widths: dict[int, int], room: int
 ) -> tuple[list[int], dict[int, int]]:
     while True:
         excess = sum(widths[i] for i in shown) + GAP * (len(shown) - 1) - room
@@ -67,14 +81,18 @@ def _fit(
 
 
 def _line(
-    console: Console, cells: Sequence[Cell], columns: Sequence[Column], shown: Sequence[int], widths: dict[int, int]
+    console: Console,
+    cells: Sequence[Cell],
+    columns: Sequence[Column[Item]],
+    shown: Sequence[int],
+    widths: dict[int, int],
 ) -> str:
     parts = []
-    for cell, column, i in zip(cells, columns, shown, strict=True):
-        text = clip(cell.text, widths[i], console.glyphs.ellipsis)
+    for i in shown:
+        text = clip(cells[i].text, widths[i], console.glyphs.ellipsis)
         padding = " " * (widths[i] - display_width(text))
-        painted = console.style(text, *cell.styles) if text else text
-        parts.append(padding + painted if column.right else painted + padding)
+        painted = console.style(text, *cells[i].styles) if text else text
+        parts.append(padding + painted if columns[i].right else painted + padding)
     return (" " * GAP).join(parts).rstrip()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +15,7 @@ from orchestrator.cli.console import ASCII, UNICODE, Console, clean, clip, displ
 from orchestrator.cli.render.table import Cell, Column, bar, render_table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 class Terminal(io.TextIOWrapper):
@@ -123,16 +124,16 @@ def test_clip_counts_wide_letters_twice() -> None:
     assert display_width("e\u0301") == 1
 
 
-COLUMNS = (
-    Column("NAME", weight=100),
-    Column("NOTE", weight=10),
-    Column("EMPTY", weight=90),
-    Column("COUNT", weight=50, right=True),
-    Column("WHY", weight=80, shrink=True, least=8),
+COLUMNS: tuple[Column[Sequence[str]], ...] = (
+    Column("NAME", itemgetter(0), weight=100),
+    Column("NOTE", itemgetter(1), weight=10),
+    Column("EMPTY", itemgetter(2), weight=90),
+    Column("COUNT", itemgetter(3), weight=50, right=True),
+    Column("WHY", itemgetter(4), weight=80, shrink=True, least=8),
 )
 ROWS = [
-    [Cell("alpha"), Cell("n1"), Cell(""), Cell("7"), Cell("because of a long story")],
-    [Cell("b"), Cell("n2"), Cell(""), Cell("1234567"), Cell("short")],
+    ["alpha", "n1", "", "7", "because of a long story"],
+    ["b", "n2", "", "1234567", "short"],
 ]
 
 
@@ -161,7 +162,7 @@ def test_a_table_shrinks_then_drops_what_matters_least() -> None:
 @given(st.integers(20, 120), st.lists(st.lists(st.text(max_size=30), min_size=5, max_size=5), max_size=4))
 def test_no_line_is_wider_than_the_terminal(width: int, texts: list[list[str]]) -> None:
     found = console({"COLUMNS": str(width)})
-    lines = render_table(found, COLUMNS, [[Cell(clean(text)) for text in row] for row in texts])
+    lines = render_table(found, COLUMNS, texts)
     assert all(display_width(line) <= width for line in lines)
 
 
@@ -171,11 +172,19 @@ def test_no_rows_no_table() -> None:
 
 def test_colours_do_not_count_as_width() -> None:
     found = console({"FORCE_COLOR": "1"})
-    lines = render_table(
-        found, (Column("A"), Column("B")), [[Cell("x", ("red",)), Cell("y")], [Cell("longer"), Cell("z")]]
-    )
+    columns: tuple[Column[tuple[object, object]], ...] = (Column("A", itemgetter(0)), Column("B", itemgetter(1)))
+    lines = render_table(found, columns, [(Cell("x", ("red",)), "y"), ("longer", "z")])
     assert lines[1] == "\x1b[31mx\x1b[0m       y"
     assert lines[2] == "longer  z"
+
+
+def test_a_cell_shows_values_of_any_kind_on_one_line() -> None:
+    column: Column[object] = Column("A", lambda value: value, styles=("bold",))
+    assert [column.cell(value) for value in (7, None, "a\n\x1b[31mb")] == [
+        Cell("7", ("bold",)),
+        Cell("", ("bold",)),
+        Cell("a ?[31mb", ("bold",)),
+    ]
 
 
 HOSTILE = "\x1b]0;title\x07\x1b[2J\x1b[8mhidden\x9b31m \u202eevil\u2066 \r over\tend"
