@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.abandoned import stop_if_abandoned
-from orchestrator.gpu.recording.job_record import COLUMNS
+from orchestrator.gpu.recording.job_record import COLUMNS, read_identity
 from orchestrator.gpu.recording.reading import RecordingError, read_recording
 from orchestrator.spec.plain_files import open_plain
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TextIO
 
+    from orchestrator.gpu.recording.job_record import GpuIdentity
     from orchestrator.gpu.recording.reading import RecordedSample
 
 Floats = NDArray[np.float64]
@@ -160,7 +161,6 @@ class Run:
         return sum(len(gpu.times) for gpu in self.gpus)
 
 
-IDENTITY_BYTES: Final = 64 * 1024
 BLOCK_ROWS: Final = 50_000
 _NUMBERS: Final = (0, 1, 2, 3, 4, 5, 6)
 _AFTER_THROTTLE: Final = len(COLUMNS) - COLUMNS.index("throttle")
@@ -193,11 +193,11 @@ def read_telemetry(directory: Path) -> tuple[tuple[GpuSeries, ...], int]:
         rows = _read(path)
         dropped += rows.dropped
         if len(rows.numbers):
-            found.append((_identity(path), rows))
-    indices = [_gpu_index(identity) for identity, _ in found]
+            found.append((read_identity(path), rows))
+    indices = [identity.index for identity, _ in found]
     gpus = [
-        _job_series(identity, rows, shared=indices.count(_gpu_index(identity)) > 1)
-        for identity, rows in sorted(found, key=lambda one: (_gpu_index(one[0]), str(one[0].get("uuid"))))
+        _job_series(identity, rows, shared=indices.count(identity.index) > 1)
+        for identity, rows in sorted(found, key=lambda one: (one[0].index, one[0].uuid))
     ]
     return tuple(gpus), dropped
 
@@ -258,36 +258,17 @@ def _open(path: Path) -> TextIO:
     return os.fdopen(open_plain(path), encoding="utf-8", errors="replace", newline="\n")
 
 
-def _identity(path: Path) -> dict[str, Any]:
-    try:
-        with _open(path.with_suffix(".json")) as file:
-            document = json.loads(file.read(IDENTITY_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return {"uuid": path.stem.removeprefix("telemetry-")}
-    return document if isinstance(document, dict) else {}
-
-
-def _gpu_index(identity: dict[str, Any]) -> int:
-    index = identity.get("index")
-    return index if isinstance(index, int) and 0 <= index < 2**16 else 0
-
-
-def _text(value: object) -> str:
-    return value[:200] if isinstance(value, str) else ""
-
-
-def _job_series(identity: dict[str, Any], rows: _Rows, *, shared: bool) -> GpuSeries:
-    index, uuid, total = _gpu_index(identity), _text(identity.get("uuid")), identity.get("memory_total_bytes")
+def _job_series(gpu: GpuIdentity, rows: _Rows, *, shared: bool) -> GpuSeries:
     return GpuSeries(
-        label=gpu_label(index, uuid, shared=shared),
-        index=index,
-        model=_text(identity.get("model")),
-        uuid=uuid,
-        vendor=_text(identity.get("vendor")),
+        label=gpu_label(gpu.index, gpu.uuid, shared=shared),
+        index=gpu.index,
+        model=gpu.model,
+        uuid=gpu.uuid,
+        vendor=gpu.vendor,
         times=rows.numbers[:, 0],
         values={quantity: rows.numbers[:, column] for quantity, column in _COLUMN_OF.items()},
         energy_joules=rows.numbers[:, COLUMNS.index("energy_joules")],
-        memory_total_bytes=float(total) if isinstance(total, int) and 0 < total < 2**60 else None,
+        memory_total_bytes=gpu.memory_total_bytes,
         throttled=rows.throttled,
     )
 

@@ -22,17 +22,15 @@ from typing import TYPE_CHECKING, Any, Self
 from orchestrator.api.errors import EXIT_OK, BadRequestError, NotFoundError, OrchError
 from orchestrator.gpu.drivers.inventory import survey
 from orchestrator.gpu.drivers.simulated import FILE_NAME, write_assignments
-from orchestrator.gpu.recording.reading import RecordingError, read_recording
 from orchestrator.gpu.recording.recorder import TRAINING_VARIABLE, Recorder, RecordOptions, TrainingFile
-from orchestrator.gpu.recording.reports import PlotError, comparison_text, write_plot, write_summary
 from orchestrator.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from orchestrator.analysis.runs import Run
     from orchestrator.cli.session import Session
     from orchestrator.gpu.drivers.inventory import Survey
-    from orchestrator.gpu.recording.reading import Recording
 
 SPREAD_SECONDS = 0.5
 SIMULATED = "simulated-"
@@ -98,33 +96,53 @@ def run_recording(session: Session, request: RecordRequest, *, as_json: bool) ->
     if recorder.problem:
         session.console.print_error(recorder.problem)
     if request.report:
-        _write_report(session, recorder, options)
+        _write_report(session, recorder)
     _print_result(session, recorder, as_json=as_json)
     if earlier is not None:
-        session.console.print(comparison_text(earlier, read_recording(recorder.paths[-1])))
+        _compare(session, earlier, recorder)
     return code
 
 
-def _earlier(path: Path | None) -> Recording | None:
+def _earlier(path: Path | None) -> Run | None:
     """Return the recording to compare with, read before anything starts."""
     if path is None:
         return None
+    from orchestrator.analysis.runs import SourceError, read_run
+
     try:
-        return read_recording(path)
-    except (OSError, RecordingError) as error:
+        return read_run(path)
+    except SourceError as error:
         raise BadRequestError(f"cannot compare: {error}") from error
 
 
-def _write_report(session: Session, recorder: Recorder, options: RecordOptions) -> None:
-    """Write the summary in text, and the graphs; a failed graph does not fail the recording."""
-    first = recorder.paths[0]
-    session.console.note(f"wrote {write_summary(recorder.stats, first, options.started)}")
+def _compare(session: Session, earlier: Run, recorder: Recorder) -> None:
+    """Print the comparison with an earlier recording; recordings without a common figure do not fail this one."""
+    from orchestrator.analysis.comparison import CompareError, compare, comparison_text
+    from orchestrator.analysis.runs import SourceError, read_run
+
     try:
-        plot = write_plot(read_recording(recorder.paths[-1]), first.with_name(f"{first.stem}_plot.png"))
-    except (PlotError, RecordingError) as error:
+        session.console.print(comparison_text(compare((earlier, read_run(recorder.paths[-1])))))
+    except (CompareError, SourceError) as error:
+        session.console.print_error(f"cannot compare: {error}")
+
+
+def _write_report(session: Session, recorder: Recorder) -> None:
+    """Write the summary in text, and the graphs; a failed one does not fail the recording."""
+    from orchestrator.analysis.plots import PlotError, write_overview
+    from orchestrator.analysis.report import summary_text
+    from orchestrator.analysis.run_summary import summarize_run
+    from orchestrator.analysis.runs import SourceError, read_run
+
+    first = recorder.paths[0]
+    try:
+        run = read_run(recorder.paths[-1], name=first.stem)
+        summary = first.with_name(f"{first.stem}_summary.txt")
+        quality = f"Recording\n{'-' * 9}\n{recorder.stats.text()}\n"
+        summary.write_text(f"{summary_text(summarize_run(run))}\n{quality}", encoding="utf-8")
+        session.console.note(f"wrote {summary}")
+        session.console.note(f"wrote {write_overview(run, first.with_name(f'{first.stem}_plot.png'))}")
+    except (PlotError, SourceError) as error:
         session.console.print_error(str(error))
-    else:
-        session.console.note(f"wrote {plot}")
 
 
 def _print_result(session: Session, recorder: Recorder, *, as_json: bool) -> None:

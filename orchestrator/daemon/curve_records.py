@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.gpu.recording.job_record import COLUMNS
-from orchestrator.spec.plain_files import open_plain, read_plain
+from orchestrator.gpu.recording.job_record import COLUMNS, row_number, sampled_at
+from orchestrator.spec.plain_files import open_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -195,10 +195,6 @@ def _number(value: object) -> float | None:
     return float(value) if 0 <= value <= _MOST else None
 
 
-IDENTITY_BYTES: Final = 64 * 1024
-PREFIX: Final = "telemetry-"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
     """A column, the name and unit to show, and the factor to that unit."""
@@ -226,44 +222,11 @@ class GpuReadings:
     values: dict[str, list[tuple[float, float | None]]] = field(default_factory=dict)
 
 
-def sampled_at(line: bytes) -> float | None:
-    """Return when a row was sampled; None for a header or an incomplete row."""
-    if line.count(b",") != len(COLUMNS) - 1:
-        return None
-    return _float(line[: line.find(b",")])
-
-
 def add_rows(found: GpuReadings, lines: Iterable[bytes]) -> None:
     """Add the values in the rows; unmeasured values are left out."""
     columns = [(one.column, one.factor, found.values.setdefault(one.name, [])) for one in QUANTITIES]
     for line in lines:
-        cells = line.split(b",")
-        if len(cells) != len(COLUMNS) or (at := _float(cells[0])) is None:
-            continue
-        for column, factor, values in columns:
-            if cells[column] and (value := _float(cells[column])) is not None:
+        at, cells = sampled_at(line), line.split(b",")
+        for column, factor, values in columns if at is not None else ():
+            if (value := row_number(cells[column])) is not None:
                 values.append((at, value * factor))
-
-
-def identity(path: Path) -> tuple[str, int]:
-    """Return the UUID and the index of the GPU of the rows at ``path``."""
-    stem = path.name.removeprefix(PREFIX).removesuffix(".csv")
-    try:
-        body = json.loads(read_plain(path.with_suffix(".json"), IDENTITY_BYTES, real=True))
-    except (OSError, ValueError, RecursionError):
-        return stem, 0
-    if not isinstance(body, dict):
-        return stem, 0
-    uuid, index = body.get("uuid"), body.get("index")
-    return (
-        uuid[:200] if isinstance(uuid, str) else stem,
-        index if type(index) is int and 0 <= index < 2**16 else 0,
-    )
-
-
-def _float(text: bytes) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if isfinite(value) else None

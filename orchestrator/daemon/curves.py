@@ -18,17 +18,15 @@ from orchestrator.api.curve_views import (
     GpuUseView,
 )
 from orchestrator.daemon.curve_records import (
-    PREFIX,
     QUANTITIES,
     GpuReadings,
     add_rows,
     extent,
-    identity,
     read_part,
     readings_of,
     reported_at,
-    sampled_at,
 )
+from orchestrator.gpu.recording.job_record import PREFIX, read_identity, sampled_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -262,9 +260,9 @@ def _gpus(
     found: dict[str, GpuReadings] = {}
     sampled = False
     for path in files:
-        uuid, index = identity(path)
+        gpu = read_identity(path, real=True)
         lines, also = _lines([path], sampled_at, bounds, share)
-        add_rows(found.setdefault(uuid, GpuReadings(uuid, index)), lines)
+        add_rows(found.setdefault(gpu.uuid, GpuReadings(gpu.uuid, gpu.index)), lines)
         sampled = sampled or also
     return sorted(found.values(), key=lambda gpu: (gpu.index, gpu.uuid)), sampled
 

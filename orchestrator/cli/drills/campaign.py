@@ -335,7 +335,9 @@ def outcome(report: CampaignReport) -> str:
 
 def lines(console: Console, report: CampaignReport) -> list[str]:
     """Format the figures by kind, and the outcome."""
-    columns = [Column(title, itemgetter(index), right=index > 0) for index, title in enumerate(HEAD)]
+    columns: list[Column[list[str]]] = [
+        Column(title, itemgetter(index), right=index > 0) for index, title in enumerate(HEAD)
+    ]
     rows = [_cells(one) for one in report.figures() if one.done or one.refused]
     problems = [f"problem: {clean(problem)}" for problem in report.all_problems()]
     return [*render_table(console, columns, rows), *left_alone(report), *problems, outcome(report)]

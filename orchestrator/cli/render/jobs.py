@@ -83,7 +83,7 @@ def _columns(
     )
 
 
-def _grouped(jobs: Sequence[JobView]) -> list[list[JobView]]:
+def _grouped(jobs: Sequence[JobView]) -> list[Sequence[JobView]]:
     """Group the jobs of one matrix, at the place of the first of them."""
     groups: dict[str, list[JobView]] = {}
     for place, job in enumerate(jobs):

@@ -8,16 +8,17 @@ file.
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from math import isfinite
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.gpu.recording.reading import RecordedSample, Recording
 from orchestrator.gpu.sample import Detail
+from orchestrator.spec.plain_files import open_plain, read_plain
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,6 +37,9 @@ COLUMNS: Final = (
     "throttle",
     "fresh",
 )
+PREFIX: Final = "telemetry-"
+HEADER: Final = COLUMNS[0].encode()
+IDENTITY_BYTES: Final = 64 * 1024
 THIN_OUT_BYTES: Final = 64 * 2**20
 FLUSH_SECONDS: Final = 1.0
 
@@ -56,7 +60,7 @@ class JobRecorder:
         self._seen = 0
         self._thin_out_bytes = thin_out_bytes
         directory.mkdir(parents=True, exist_ok=True)
-        self._path = directory / f"telemetry-{_safe(info.uuid)}.csv"
+        self._path = directory / f"{PREFIX}{_safe(info.uuid)}.csv"
         _write_identity(self._path.with_suffix(".json"), info)
         self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._size = os.fstat(self._file).st_size
@@ -130,73 +134,94 @@ def _row(sample: Sample, detail: Detail) -> str:
     return ",".join("" if value is None else str(value) for value in values) + "\n"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuIdentity:
+    """The GPU of a file of telemetry; the job may have written this, so lengths and ranges are limited."""
+
+    uuid: str
+    index: int = 0
+    model: str = ""
+    vendor: str = ""
+    memory_total_bytes: int | None = None
+
+
+def read_identity(path: Path, *, real: bool = False) -> GpuIdentity:
+    """Return the GPU of the rows at `path`; by the name of the file alone where nothing valid describes it."""
+    name = path.stem.removeprefix(PREFIX)
+    try:
+        body = json.loads(read_plain(path.with_suffix(".json"), IDENTITY_BYTES, real=real))
+    except (OSError, ValueError, RecursionError):
+        body = None
+    body = body if isinstance(body, dict) else {}
+    index, total = body.get("index"), body.get("memory_total_bytes")
+    return GpuIdentity(
+        uuid=_text(body.get("uuid")) or name,
+        index=index if type(index) is int and 0 <= index < 2**16 else 0,
+        model=_text(body.get("model")),
+        vendor=_text(body.get("vendor")),
+        memory_total_bytes=total if type(total) is int and 0 < total < 2**60 else None,
+    )
+
+
+def _text(value: object) -> str:
+    return value[:200] if isinstance(value, str) else ""
+
+
+def sampled_at(line: bytes) -> float | None:
+    """Return when a row was sampled; None for a header and an incomplete row."""
+    return row_number(line[: line.find(b",")]) if line.count(b",") == len(COLUMNS) - 1 else None
+
+
+def row_number(cell: bytes) -> float | None:
+    """Return the number in a cell of a row; None for an empty one, and what is no finite number."""
+    try:
+        value = float(cell)
+    except ValueError:
+        return None
+    return value if isfinite(value) else None
+
+
 def read_job_telemetry(directory: Path) -> Recording:
     """Return all GPUs' telemetry of a job, in the order of time; empty when nothing was recorded.
 
     Raises OSError when a file is unreadable. Incomplete rows are counted in `dropped`.
     """
-    rows: list[tuple[float, GpuIdentity, list[str]]] = []
+    rows: list[tuple[float, GpuIdentity, list[bytes]]] = []
     dropped = 0
-    for path in sorted(directory.glob("telemetry-*.csv")):
-        identity = _identity(path)
-        with path.open(newline="", encoding="utf-8", errors="replace") as file:
-            for row in csv.reader(file):
-                if not row or row[0] == COLUMNS[0]:
-                    continue
-                timestamp = _float(row[0])
-                if len(row) != len(COLUMNS) or timestamp is None:
+    for path in sorted(directory.glob(f"{PREFIX}*.csv")):
+        identity = read_identity(path)
+        with os.fdopen(open_plain(path), "rb") as file:
+            for line in file:
+                at = sampled_at(line)
+                if at is not None:
+                    rows.append((at, identity, line.rstrip().split(b",")))
+                elif not (line.isspace() or line.startswith(HEADER)):
                     dropped += 1
-                else:
-                    rows.append((timestamp, identity, row))
     rows.sort(key=lambda entry: entry[0])
     start = rows[0][0] if rows else 0.0
     return Recording(
         source=directory,
-        samples=tuple(_sample(timestamp, start, identity, row) for timestamp, identity, row in rows),
+        samples=tuple(_sample(at, start, identity, cells) for at, identity, cells in rows),
         dropped=dropped,
     )
 
 
-GpuIdentity = dict[str, object]
-"""Content of `telemetry-UUID.json`; empty when it is missing."""
-
-
-def _identity(path: Path) -> GpuIdentity:
-    try:
-        document = json.loads(path.with_suffix(".json").read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
-def _sample(timestamp: float, start: float, identity: GpuIdentity, row: list[str]) -> RecordedSample:
-    index, total = identity.get("index"), identity.get("memory_total_bytes")
-    used, clock = _float(row[2]), _float(row[6])
+def _sample(at: float, start: float, identity: GpuIdentity, cells: list[bytes]) -> RecordedSample:
+    utilization, used, power, energy, celsius, clock = map(row_number, cells[1:7])
     return RecordedSample(
-        timestamp=timestamp,
-        elapsed_seconds=timestamp - start,
-        gpu_index=index if isinstance(index, int) else 0,
-        gpu_name=_text(identity.get("model")),
-        gpu_uuid=_text(identity.get("uuid")),
-        vendor=_text(identity.get("vendor")),
-        utilization=_float(row[1]),
-        memory_used_bytes=int(used) if used is not None else None,
-        memory_total_bytes=total if isinstance(total, int) else None,
-        power_watts=_float(row[3]),
-        energy_joules=_float(row[4]),
-        temperature_celsius=_float(row[5]),
-        clocks=(("sm", clock),) if clock is not None else (),
-        throttle=tuple(reason for reason in row[7].split("|") if reason),
-        fresh=row[8] == "1",
+        timestamp=at,
+        elapsed_seconds=at - start,
+        gpu_index=identity.index,
+        gpu_name=identity.model or None,
+        gpu_uuid=identity.uuid,
+        vendor=identity.vendor or None,
+        utilization=utilization,
+        memory_used_bytes=None if used is None else int(used),
+        memory_total_bytes=identity.memory_total_bytes,
+        power_watts=power,
+        energy_joules=energy,
+        temperature_celsius=celsius,
+        clocks=() if clock is None else (("sm", clock),),
+        throttle=tuple(reason for reason in cells[7].decode(errors="replace").split("|") if reason),
+        fresh=cells[8] == b"1",
     )
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _float(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

@@ -353,28 +353,6 @@ class Quantiles:
 
 
 @dataclass(slots=True)
-class Range:
-    """Smallest, largest and mean of a value."""
-
-    count: int = 0
-    total: float = 0.0
-    low: float = math.inf
-    high: float = -math.inf
-
-    def add(self, value: float | None) -> None:
-        """Add a value; None is left out."""
-        if value is not None:
-            self.count += 1
-            self.total += value
-            self.low, self.high = min(self.low, value), max(self.high, value)
-
-    @property
-    def mean(self) -> float:
-        """Return the mean; only valid when `count` is not 0."""
-        return self.total / self.count
-
-
-@dataclass(slots=True)
 class GpuStats:
     """Statistics of one GPU."""
 
@@ -384,7 +362,6 @@ class GpuStats:
     first: float | None = None
     last: float | None = None
     integral_joules: float = 0.0
-    ranges: dict[str, Range] = field(default_factory=dict)
     _previous: tuple[float, float] | None = None
     _counter: list[tuple[float, float]] = field(default_factory=list)
 
@@ -395,20 +372,6 @@ class GpuStats:
         self.first = sample.monotonic if self.first is None else self.first
         self.last = sample.monotonic
         self._integrate(sample)
-        self._range("Utilization", "%", None if sample.utilization is None else 100 * sample.utilization)
-        used = sample.memory_used_bytes
-        self._range("Memory", "MiB", None if used is None else used / (1 << 20))
-        for sensor, celsius in sample.temperatures:
-            self._range(f"Temperature {sensor}", "C", celsius)
-        self._range("Power", "W", sample.power_watts)
-
-    def _range(self, name: str, unit: str, value: float | None) -> None:
-        if value is not None:
-            key = f"{name} ({unit})"
-            known = self.ranges.get(key)
-            if known is None:
-                known = self.ranges[key] = Range()
-            known.add(value)
 
     def _integrate(self, sample: Sample) -> None:
         if sample.power_watts is not None:

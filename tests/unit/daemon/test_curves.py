@@ -12,10 +12,10 @@ import pytest
 from orchestrator.api.curve_views import ChartView, CurveQuery, CurvesView
 from orchestrator.core.diagnosis.observation import Pace
 from orchestrator.core.ids import JobId
-from orchestrator.daemon.curve_records import extent, read_part, readings_of, reported_at, sampled_at
+from orchestrator.daemon.curve_records import extent, read_part, readings_of, reported_at
 from orchestrator.daemon.curves import MOST_BYTES, Curves, Grid, chart, gpu_history, job_curves
 from orchestrator.daemon.jobs import metrics_file
-from orchestrator.gpu.recording.job_record import COLUMNS
+from orchestrator.gpu.recording.job_record import COLUMNS, sampled_at
 from orchestrator.runtime.pools import Pool
 from orchestrator.spec.paths import Paths
 from orchestrator.train.script.progress import ProgressSnapshot

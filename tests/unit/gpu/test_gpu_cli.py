@@ -24,11 +24,11 @@ from orchestrator.cli import recording
 from orchestrator.cli.app import Entry, LazyCommands
 from orchestrator.cli.console import Console
 from orchestrator.cli.render import gpus as gpu_rows
-from orchestrator.cli.render.gpus import balance_line, gpu_lines
+from orchestrator.cli.render.gpus import COLUMNS, balance_line
+from orchestrator.cli.render.table import render_table
 from orchestrator.cli.session import guarded
 from orchestrator.gpu.load import GpuLoad, balance
-from orchestrator.gpu.recording.reading import RecordedSample, Recording, read_recording
-from orchestrator.gpu.recording.reports import compare, comparison_text
+from orchestrator.gpu.recording.reading import read_recording
 from orchestrator.gpu.row import GpuRow, gpu_row, read_once
 from orchestrator.gpu.sample import GpuLostError, Throttle
 from orchestrator.gpu.sampler import Health
@@ -204,7 +204,7 @@ def test_what_is_wrong_with_a_gpu_is_in_its_state_column() -> None:
         ),
         gpu_row(gpu_info("GPU-c", 2), "n", full_sample()),
     ]
-    lines = gpu_lines(Console({"COLUMNS": "200"}), rows)
+    lines = render_table(Console({"COLUMNS": "200"}), COLUMNS, rows)
     assert "lost" in lines[1]
     assert "partitioned" in lines[2]
     assert Throttle.THERMAL in lines[3]
@@ -273,9 +273,9 @@ def test_record_for_a_span_of_time_with_a_report_and_json(orch: Orch, nvml: Fake
     summary = (out / f"{single.stem}_summary.txt").read_text()
     assert summary.startswith("GPU Performance Summary\n")
     for line in (
-        "Type: NVIDIA",
         "Power (W): average 300.0, max 300.0, min 300.0",
-        "Temperature memory (C): average 62.0",
+        "Balance: CV = ",
+        "requested 50 Hz",
     ):
         assert line in summary
     assert "GPU 1: " in summary
@@ -290,8 +290,8 @@ def test_record_compares_with_an_earlier_recording(orch: Orch, nvml: FakeNvml, t
     for gpu in nvml:
         gpu.power_mw = 600_000
     outcome = orch("record", "--duration", "1s", "--rate", "50", "-o", str(tmp_path / "b"), "--compare-with", first)
-    (line,) = [line for line in outcome.out.splitlines() if line.startswith("mean power")]
-    assert line.split()[-3:] == ["600.0", "1200.0", "+100.0%"]
+    (line,) = [line for line in outcome.out.splitlines() if line.startswith("power (W)")]
+    assert line.split()[2:6] == ["600", "1200", "+100.00", "%"]
 
 
 def test_a_recorded_command_tells_its_epoch(orch: Orch, nvml: FakeNvml, tmp_path: Path) -> None:
@@ -488,46 +488,3 @@ def test_a_job_that_is_not_on_this_machine(nvml: FakeNvml, tmp_path: Path) -> No
     session = OneJob(RankView(rank=0, node="far", gpu_uuids=("GPU-far",)))
     with pytest.raises(NotFoundError, match="on this machine"):
         record_job(session, tmp_path / "out")
-
-
-# ----------------------------------------------------------------------------------------------------------- comparisons
-
-
-def recorded(*points: tuple[float, float], index: int = 0, energy: float | None = None) -> list[RecordedSample]:
-    return [
-        RecordedSample(
-            timestamp=at,
-            elapsed_seconds=at,
-            gpu_index=index,
-            power_watts=watts,
-            utilization=0.5,
-            energy_joules=None if energy is None else energy * at,
-        )
-        for at, watts in points
-    ]
-
-
-def test_means_are_over_time_and_power_is_added_up_over_gpus(tmp_path: Path) -> None:
-    uneven = recorded((0.0, 100.0), (1.0, 100.0), (1.1, 400.0), (2.1, 400.0)) + recorded(
-        (0.0, 50.0), (2.1, 50.0), index=1
-    )
-    first = Recording(source=tmp_path / "a", samples=tuple(uneven))
-    second = Recording(source=tmp_path / "b", samples=tuple(recorded((0.0, 150.0), (4.0, 150.0), energy=149.0)))
-    by_name = {row.name: row for row in compare(first, second)}
-    assert by_name["mean power"].first == pytest.approx(250.0 + 50.0)
-    assert by_name["peak power"].first == 450.0
-    assert by_name["mean power"].ratio == pytest.approx(0.5)
-    assert by_name["energy"].first == pytest.approx(2.1 * 250.0 + 2.1 * 50.0)
-    assert by_name["energy"].second == pytest.approx(4 * 149.0), "by the counter where there is one"
-    assert by_name["mean memory"].first is None
-    assert by_name["duration"].second == 4.0
-    text = comparison_text(first, second)
-    assert "mean memory (MiB)" in text
-    assert "-50.0%" in text
-
-
-def test_nothing_to_compare_is_no_error(tmp_path: Path) -> None:
-    empty = Recording(source=tmp_path, samples=())
-    assert all(row.first in {None, 0.0} for row in compare(empty, empty))
-    single = Recording(source=tmp_path, samples=tuple(recorded((0.0, 100.0))))
-    assert {row.name: row for row in compare(single, empty)}["mean power"].first == 100.0
