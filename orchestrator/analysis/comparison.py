@@ -243,10 +243,8 @@ def _single_figures(first: Run, second: Run) -> list[Row]:
     rows = []
     for measure in one:
         if measure in other:
-            difference = Interval(value=other[measure] - one[measure], low=None, high=None)
-            relative = (
-                Interval(value=other[measure] / one[measure] - 1.0, low=None, high=None) if one[measure] > 0 else None
-            )
+            difference = Interval(other[measure] - one[measure])
+            relative = Interval(other[measure] / one[measure] - 1.0) if one[measure] > 0 else None
             rows.append(
                 Row(
                     measure=measure,

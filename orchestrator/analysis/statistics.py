@@ -150,19 +150,33 @@ LEAST_FLAT: Final = 0.9
 LEAST_COMPONENTS: Final = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Interval:
     """A figure with the bounds between which it lies with ``confidence``; no bounds where the data do not give any."""
 
     value: float
-    low: float | None
-    high: float | None
+    low: float | None = None
+    high: float | None = None
     confidence: float = CONFIDENCE
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Both bounds; None without them."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    def divided(self, by: float) -> Interval:
+        """Return the figure and its bounds, divided by a positive number."""
+        low, high = (None if bound is None else bound / by for bound in (self.low, self.high))
+        return Interval(self.value / by, low, high, self.confidence)
+
+    def ends(self, form: str, without: str = "") -> str:
+        """Return the bounds as text, each in this format; ``without`` where there are none."""
+        return without if self.bounds is None else "-".join(f"{bound:{form}}" for bound in self.bounds)
 
     @property
     def excludes_zero(self) -> bool:
         """Whether the figure differs from 0 by more than chance explains."""
-        return self.low is not None and self.high is not None and (self.low > 0.0 or self.high < 0.0)
+        return self.bounds is not None and not self.bounds[0] <= 0.0 <= self.bounds[1]
 
 
 def mean_interval(values: Floats, *, confidence: float = CONFIDENCE) -> Interval:
@@ -174,8 +188,8 @@ def interval_about(value: float, influence: Floats, *, confidence: float = CONFI
     """Return a figure with the interval of the mean of ``influence``: by how much each row moves the figure."""
     half = _half_width(influence, confidence)
     if half is None:
-        return Interval(value=value, low=None, high=None, confidence=confidence)
-    return Interval(value=value, low=value - half, high=value + half, confidence=confidence)
+        return Interval(value, confidence=confidence)
+    return Interval(value, value - half, value + half, confidence)
 
 
 def _half_width(values: Floats, confidence: float) -> float | None:

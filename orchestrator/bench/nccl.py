@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from orchestrator.bench.benchmark import topology
 from orchestrator.bench.plan import BenchError, RankError, check
 from orchestrator.bench.processes import RankProcesses, make_logs, rank_environ
-from orchestrator.bench.report import ends, table
-from orchestrator.bench.statistics import FEWEST_RUNS, Interval, ratio_interval
+from orchestrator.bench.report import table
+from orchestrator.bench.statistics import FEWEST_RUNS, ratio_interval
 from orchestrator.units import size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from orchestrator.analysis.statistics import Interval
     from orchestrator.bench.plan import BenchRequest
 
 _GPU_ROW: Final = re.compile(r"^\s*GPU\d+\s")
@@ -123,7 +124,7 @@ class Tried:
     def helps(self, size: int) -> bool:
         """Whether all-reduces of that size are faster for certain, and by enough."""
         one = self.speed_ups[size] if self.speed_ups else None
-        return one is not None and one.low is not None and one.low > 1 and one.mean >= WORTH
+        return one is not None and one.low is not None and one.low > 1 and one.value >= WORTH
 
     def harms(self, size: int) -> bool:
         """Whether all-reduces of that size are slower for certain."""
@@ -144,7 +145,7 @@ class SweepOutcome:
     def best(self) -> Tried | None:
         """Settings that help at a size and harm at none, with the largest gain at the size of DDP's buckets."""
         usable = [one for one in (*self.tried, *([self.together] if self.together else [])) if _useful(one)]
-        return max(usable, key=lambda one: one.speed_ups[2].mean, default=None)
+        return max(usable, key=lambda one: one.speed_ups[2].value, default=None)
 
 
 def _useful(one: Tried) -> bool:
@@ -240,7 +241,9 @@ def sweep_lines(outcome: SweepOutcome) -> Iterator[str]:
     header = ("settings", *(size(count) for count in SIZES))
     rows = []
     for one in (*outcome.tried, *([outcome.together] if outcome.together else [])):
-        shown = [f"{up.mean:.2f}x ({ends(up, '.2f')})" for up in one.speed_ups] or [f"failed: {one.error}"] * len(SIZES)
+        shown = [f"{up.value:.2f}x ({up.ends('.2f', 'unknown')})" for up in one.speed_ups] or [
+            f"failed: {one.error}"
+        ] * len(SIZES)
         rows.append((_line(one.candidate), *shown))
     yield from table(header, rows)
     yield ""
@@ -271,7 +274,7 @@ def sweep_json(outcome: SweepOutcome) -> dict[str, Any]:
 def _tried_json(one: Tried) -> Mapping[str, Any]:
     return {
         "variables": dict(one.candidate.variables),
-        "speed_ups": [{"mean": up.mean, "interval_95": up.as_json()} for up in one.speed_ups],
+        "speed_ups": [{"mean": up.value, "interval_95": up.bounds} for up in one.speed_ups],
         "error": one.error or None,
     }
 

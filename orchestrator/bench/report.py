@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from orchestrator.bench.plan import BenchError
 from orchestrator.bench.results import MIB, SOURCE_PAYS, compare
-from orchestrator.bench.statistics import FEWEST_RUNS, Interval, known_mean, outliers
+from orchestrator.bench.statistics import FEWEST_RUNS, known_mean, outliers
 from orchestrator.parts import install_line
 from orchestrator.units import plural
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from orchestrator.analysis.statistics import Interval
     from orchestrator.bench.results import CellResult, Comparison
 
 T = TypeVar("T")
@@ -96,13 +97,6 @@ def columns(rows: Iterable[T], cells: Mapping[str, Callable[[T], str]]) -> Itera
     return table(list(cells), [[cell(row) for cell in cells.values()] for row in rows])
 
 
-def ends(interval: Interval, form: str) -> str:
-    """Return both ends of an interval, as text."""
-    if interval.low is None or interval.high is None:
-        return "unknown"
-    return f"{interval.low:{form}}-{interval.high:{form}}"
-
-
 def _summary(subject: Subject, comparisons: Sequence[Comparison]) -> Iterator[str]:
     if not comparisons:
         yield "Nothing to compare: no global batch was measured with one rank and with several."
@@ -113,14 +107,14 @@ def _summary(subject: Subject, comparisons: Sequence[Comparison]) -> Iterator[st
             "Batch size (global)": lambda one: str(one.multi.cell.batch),
             "per rank": lambda one: str(one.multi.cell.per_rank),
             "ranks": lambda one: str(one.multi.cell.ranks),
-            "Single GPU": lambda one: f"{one.single.throughput.mean:,.0f}",
-            "Multi GPU": lambda one: f"{one.multi.throughput.mean:,.0f}",
+            "Single GPU": lambda one: f"{one.single.throughput.value:,.0f}",
+            "Multi GPU": lambda one: f"{one.multi.throughput.value:,.0f}",
             "Speed-up": lambda one: _ratio(one.speed_up),
             "Efficiency": lambda one: f"{one.efficiency:.0%}",
             "Recommendation": recommendation,
         },
     )
-    mean = fmean(one.speed_up.mean for one in comparisons)
+    mean = fmean(one.speed_up.value for one in comparisons)
     yield ""
     yield f"**Average speed-up**: {mean:.2f}x over {len(comparisons)} row{'s' * (len(comparisons) != 1)} (samples per second)."
     yield ""
@@ -156,23 +150,21 @@ def conclusion(comparisons: Sequence[Comparison]) -> str:
 
 
 def _ratio(speed_up: Interval) -> str:
-    if speed_up.low is None or speed_up.high is None:
-        return f"{speed_up.mean:.2f}x (no interval)"
-    return f"{speed_up.mean:.2f}x ({speed_up.low:.2f}-{speed_up.high:.2f})"
+    return f"{speed_up.value:.2f}x ({speed_up.ends('.2f', 'no interval')})"
 
 
 def _rows(subject: Subject, results: Sequence[CellResult]) -> Iterator[str]:
     money = subject.price_per_gpu_hour
 
     def spent(one: CellResult) -> float:
-        return one.cell.ranks * _MILLION / one.throughput.mean
+        return one.cell.ranks * _MILLION / one.throughput.value
 
     shown: dict[str, Callable[[CellResult], str]] = {
         "Batch size (global)": lambda one: str(one.cell.batch),
         "per rank": lambda one: str(one.cell.per_rank),
         "ranks": lambda one: str(one.cell.ranks),
-        "samples/s": lambda one: f"{one.throughput.mean:,.0f}",
-        "95 % interval": lambda one: ends(one.throughput, ",.0f"),
+        "samples/s": lambda one: f"{one.throughput.value:,.0f}",
+        "95 % interval": lambda one: one.throughput.ends(",.0f", "unknown"),
         "peak memory MiB": lambda one: f"{max(run.peak_memory_bytes for run in one.runs) / MIB:,.0f}",
         "utilization": lambda one: _known([run.gpu.utilization for run in one.runs], "{:.0%}"),
         "power W": lambda one: _known([run.gpu.power_watts for run in one.runs], "{:,.0f}"),
@@ -265,11 +257,11 @@ def _draw_scaling(axes: Any, results: Sequence[CellResult]) -> None:
     for batch in sorted({one.cell.batch for one in results}):
         line = [one for one in results if one.cell.batch == batch]
         means = [one.throughput for one in line]
-        below = [0.0 if m.low is None else max(0.0, m.mean - m.low) for m in means]
-        above = [0.0 if m.high is None else max(0.0, m.high - m.mean) for m in means]
+        below = [0.0 if m.low is None else max(0.0, m.value - m.low) for m in means]
+        above = [0.0 if m.high is None else max(0.0, m.high - m.value) for m in means]
         ranks = [one.cell.ranks for one in line]
         axes.errorbar(
-            ranks, [m.mean for m in means], yerr=[below, above], marker="o", capsize=3, label=f"global batch {batch}"
+            ranks, [m.value for m in means], yerr=[below, above], marker="o", capsize=3, label=f"global batch {batch}"
         )
     axes.set_xlabel("ranks")
     axes.set_xticks(sorted({one.cell.ranks for one in results}))

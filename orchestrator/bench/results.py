@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.bench.statistics import Interval, deviation, known_mean, mean_interval, outliers, ratio_interval
+from orchestrator.bench.statistics import deviation, known_mean, mean_interval, outliers, ratio_interval
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from orchestrator.analysis.statistics import Interval
     from orchestrator.bench.plan import Cell
 
 MIB = 1 << 20
@@ -94,7 +95,7 @@ class Comparison:
     @property
     def efficiency(self) -> float:
         """Speed-up per rank."""
-        return self.speed_up.mean / self.multi.cell.ranks
+        return self.speed_up.value / self.multi.cell.ranks
 
 
 def exposed_share(result: CellResult) -> list[float]:
@@ -139,11 +140,8 @@ def compare(results: Sequence[CellResult]) -> tuple[Comparison, ...]:
 
 def finding_of(speed_up: Interval) -> str:
     """Return the result that the interval supports."""
-    if speed_up.low is None or speed_up.high is None:
-        return "unclear"
-    if speed_up.low > 1:
-        return "faster"
-    return "slower" if speed_up.high < 1 else "unclear"
+    low, high = speed_up.bounds or (1.0, 1.0)
+    return "faster" if low > 1 else "slower" if high < 1 else "unclear"
 
 
 def cell_json(result: CellResult, *, model: str, parameters: int | None, precision: str) -> dict[str, Any]:
@@ -164,9 +162,9 @@ def cell_json(result: CellResult, *, model: str, parameters: int | None, precisi
     parts = result.parts
     return {
         **head,
-        "mean_samples_per_sec": result.throughput.mean,
+        "mean_samples_per_sec": result.throughput.value,
         "std_samples_per_sec": deviation(result.throughputs),
-        "confidence_interval_95": result.throughput.as_json(),
+        "confidence_interval_95": result.throughput.bounds,
         "mean_step_ms": fmean(run.step_seconds for run in result.runs) * 1e3,
         "mean_memory_mb": fmean(run.peak_memory_bytes for run in result.runs) / MIB,
         "mean_gpu_utilization": _mean_percent([run.gpu.utilization for run in result.runs]),
@@ -216,8 +214,8 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
     return {
         "batch_size": comparison.multi.cell.batch,
         "ranks": comparison.multi.cell.ranks,
-        "speedup": comparison.speed_up.mean,
-        "speedup_interval_95": comparison.speed_up.as_json(),
+        "speedup": comparison.speed_up.value,
+        "speedup_interval_95": comparison.speed_up.bounds,
         "efficiency": comparison.efficiency,
         "finding": comparison.finding,
     }

@@ -6,13 +6,12 @@ A run is the unit: steps of a run are correlated, runs are made far apart and al
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from statistics import NormalDist, fmean, stdev
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from orchestrator.analysis.statistics import student_quantile
+from orchestrator.analysis.statistics import Interval, student_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,24 +20,6 @@ RESAMPLES: Final = 10_000
 FEWEST_RUNS: Final = 5
 _SEED: Final = 1_609
 _OUTLIER_REACH: Final = 1.5  # of the interquartile range, as in Tukey's box plot
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A mean, or a ratio of means, with its 95 % interval; None where there are too few runs for one."""
-
-    mean: float
-    low: float | None = None
-    high: float | None = None
-
-    def divided(self, by: float) -> Interval:
-        """Return the mean and both ends, divided."""
-        low, high = (None if end is None else end / by for end in (self.low, self.high))
-        return Interval(self.mean / by, low, high)
-
-    def as_json(self) -> list[float] | None:
-        """Return the two ends."""
-        return None if self.low is None or self.high is None else [self.low, self.high]
 
 
 def tail(runs: int) -> float:

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Final
 
+from orchestrator.analysis.statistics import Interval
 from orchestrator.bench.benchmark import measure
 from orchestrator.bench.plan import MODELS, BenchError, Cell, check, ranks_of
-from orchestrator.bench.report import ends, table
+from orchestrator.bench.report import table
 from orchestrator.bench.results import MIB, cell_json, exposed_share
-from orchestrator.bench.statistics import Interval, mean_interval, ratio_interval
+from orchestrator.bench.statistics import mean_interval, ratio_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -120,11 +121,12 @@ def check_claim(claim: Claim, found: Mapping[tuple[Quantity, int], Measured]) ->
 
 
 def _finding(claim: Claim, interval: Interval) -> Finding:
-    if interval.low is None or interval.high is None:
+    if interval.bounds is None:
         return Finding.UNCLEAR
-    better, worse = (interval.low >= claim.value, interval.high < claim.value)
+    low, high = interval.bounds
+    better, worse = low >= claim.value, high < claim.value
     if not claim.at_least:
-        better, worse = interval.high <= claim.value, interval.low > claim.value
+        better, worse = high <= claim.value, low > claim.value
     if better:
         return Finding.HOLDS
     return Finding.FAILS if worse else Finding.UNCLEAR
@@ -273,7 +275,7 @@ def _throughput(plan: Plan, usable: Mapping[Cell, CellResult], device: str) -> I
     for cell, one in _measured((plan.single, *plan.data_parallel, *plan.ddp), usable):
         mode = "DataParallel" if cell.gpus else "DistributedDataParallel" if cell.ranks > 1 else "one rank"
         several = cell.gpus or cell.ranks
-        rate, interval = f"{one.throughput.mean:,.0f}", ends(one.throughput, ",.0f")
+        rate, interval = f"{one.throughput.value:,.0f}", one.throughput.ends(",.0f", "unknown")
         rows.append((mode, str(several), str(cell.batch // several), rate, interval, _memory(one, device)))
     yield from table(("Training mode", "ranks or GPUs", "batch per rank", "samples/s", "95 % interval", "memory"), rows)
 
@@ -298,8 +300,8 @@ def _precision(plan: Plan, usable: Mapping[Cell, CellResult], device: str) -> It
         if one is None:
             continue
         speed_up = Interval(1.0) if single is None else ratio_interval(one.throughputs, single.throughputs)
-        shown = "1" if one is single else ends(speed_up, ".2f")
-        rows.append((name, f"{one.throughput.mean:,.0f}", f"{speed_up.mean:.2f}x", shown, _memory(one, device)))
+        shown = "1" if one is single else speed_up.ends(".2f", "unknown")
+        rows.append((name, f"{one.throughput.value:,.0f}", f"{speed_up.value:.2f}x", shown, _memory(one, device)))
     yield from table(("Configuration", "samples/s", "speed-up", "95 % interval", "memory"), rows)
 
 
@@ -310,7 +312,9 @@ def _scaling(plan: Plan, usable: Mapping[Cell, CellResult]) -> Iterator[str]:
         assert single is not None
         speed_up = ratio_interval(one.throughputs, single.throughputs)
         efficiency = speed_up.divided(cell.ranks)
-        rows.append((str(cell.ranks), f"{speed_up.mean:.2f}x", f"{efficiency.mean:.0%}", ends(efficiency, ".0%")))
+        rows.append(
+            (str(cell.ranks), f"{speed_up.value:.2f}x", f"{efficiency.value:.0%}", efficiency.ends(".0%", "unknown"))
+        )
     if not rows:
         yield "One rank alone: there is nothing to scale."
         return
@@ -323,7 +327,7 @@ def _communication(request: BenchRequest, plan: Plan, usable: Mapping[Cell, Cell
         share = mean_interval(exposed_share(one))
         hidden = fmean(run.parts.hidden for run in one.runs) * 1e3
         name = cell.model or request.model_name
-        rows.append((name, str(cell.ranks), f"{share.mean:.0%}", ends(share, ".0%"), f"{hidden:.3f}"))
+        rows.append((name, str(cell.ranks), f"{share.value:.0%}", share.ends(".0%", "unknown"), f"{hidden:.3f}"))
     if not rows:
         yield "One rank alone does not communicate."
         return
@@ -347,7 +351,7 @@ def _found(one: Checked) -> str:
         return ""
     interval = one.measured.interval
     where = "" if one.measured.on_gpus else " on processors"
-    return f"{interval.mean:.2f} ({ends(interval, '.2f')}){where}"
+    return f"{interval.value:.2f} ({interval.ends('.2f', 'unknown')}){where}"
 
 
 def _result_text(one: Checked) -> str:
@@ -373,8 +377,8 @@ def checked_json(one: Checked) -> dict[str, Any]:
         "claim": one.claim.text,
         "note": one.claim.note or None,
         "at_least" if one.claim.at_least else "at_most": one.claim.value,
-        "measured": None if one.measured is None else one.measured.interval.mean,
-        "interval_95": None if one.measured is None else one.measured.interval.as_json(),
+        "measured": None if one.measured is None else one.measured.interval.value,
+        "interval_95": None if one.measured is None else one.measured.interval.bounds,
         "measured_on": None if one.measured is None else ("gpus" if one.measured.on_gpus else "processors"),
         "finding": one.finding.value,
         "needs": one.needs or None,

@@ -17,8 +17,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from orchestrator.analysis.statistics import Interval
 from orchestrator.bench.plan import Cell
-from orchestrator.bench.statistics import Interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -118,7 +118,7 @@ class Prediction:
     def margin(self) -> float:
         """Return half of the interval, as a share of the mean."""
         assert self.throughput.low is not None
-        return 1 - self.throughput.low / self.throughput.mean
+        return 1 - self.throughput.low / self.throughput.value
 
 
 def interpolate(points: Sequence[tuple[float, float]], at: float) -> float:
@@ -248,8 +248,8 @@ def _ranks(prediction: Prediction) -> int:
 
 
 def _choose(batch: int, predictions: Sequence[Prediction]) -> Advice:
-    best = max(one.throughput.mean for one in predictions)
-    choice = next(one for one in predictions if one.throughput.mean >= best * (1 - _TIE))
+    best = max(one.throughput.value for one in predictions)
+    choice = next(one for one in predictions if one.throughput.value >= best * (1 - _TIE))
     others = [one for one in predictions if one is not choice]
     rival = max(others, key=lambda one: one.throughput.high or 0.0, default=None)
     certain = rival is None or (choice.throughput.low or 0.0) > (rival.throughput.high or 0.0)
@@ -261,7 +261,7 @@ def paying_batch(ranks: int, probe: Probe, calibration: Calibration) -> int | No
     per_rank = 1
     while (batch := per_rank * ranks) <= MOST_PAYING_BATCH:
         single, several = (predict(Cell(batch=batch, ranks=n), probe, calibration) for n in (1, ranks))
-        if several.throughput.mean > single.throughput.mean * (1 + _TIE):
+        if several.throughput.value > single.throughput.value * (1 + _TIE):
             return batch
         per_rank *= 2
     return None
@@ -271,7 +271,7 @@ def efficiency(prediction: Prediction, single: Prediction | None) -> float | Non
     """Return the speed-up against one rank, divided by the number of ranks; None without ``single``."""
     if single is None:
         return None
-    return prediction.throughput.mean / single.throughput.mean / prediction.cell.ranks
+    return prediction.throughput.value / single.throughput.value / prediction.cell.ranks
 
 
 def reason(advice: Advice, probe: Probe) -> str:
@@ -279,7 +279,7 @@ def reason(advice: Advice, probe: Probe) -> str:
     chosen, single = advice.choice, advice.single
     megabytes = probe.gradient_bytes / 1e6
     if chosen.cell.ranks > 1:
-        gain = "" if single is None else f"{chosen.throughput.mean / single.throughput.mean:.2f}x one rank: "
+        gain = "" if single is None else f"{chosen.throughput.value / single.throughput.value:.2f}x one rank: "
         return f"{gain}reducing {megabytes:.3g} MB of gradients adds {_ms(chosen.exposed)} to {_ms(chosen.compute)} of computation"
     if advice.rival is None:
         return "no other number of ranks could be measured"
@@ -317,10 +317,10 @@ def advice_json(advice: Advice, probe: Probe) -> dict[str, Any]:
             {
                 "ranks": one.cell.ranks,
                 "batch_size_per_rank": one.cell.per_rank,
-                "samples_per_second": one.throughput.mean,
-                "interval_95": one.throughput.as_json(),
+                "samples_per_second": one.throughput.value,
+                "interval_95": one.throughput.bounds,
                 "efficiency": efficiency(one, advice.single),
-                "gpu_seconds_per_million_samples": one.cell.ranks * 1e6 / one.throughput.mean,
+                "gpu_seconds_per_million_samples": one.cell.ranks * 1e6 / one.throughput.value,
                 "step_ms": one.step * 1e3,
                 "compute_ms": one.compute * 1e3,
                 "communication_ms": one.communication * 1e3,

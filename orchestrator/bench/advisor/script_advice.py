@@ -201,7 +201,7 @@ class ScriptAdvice:
 
     def efficiency(self, prediction: Prediction) -> float:
         """Return a prediction's throughput per rank, as a share of one rank's."""
-        return prediction.throughput.mean / self.predictions[0].throughput.mean / prediction.cell.ranks
+        return prediction.throughput.value / self.predictions[0].throughput.value / prediction.cell.ranks
 
     @property
     def shown(self) -> Prediction:
@@ -211,7 +211,7 @@ class ScriptAdvice:
 
     def interval(self, prediction: Prediction) -> list[float] | None:
         """Return the interval of a prediction's speed-up; None for one rank, where it is 1, or without an interval."""
-        one, ends = self.predictions[0].throughput.mean, prediction.throughput.as_json()
+        one, ends = self.predictions[0].throughput.value, prediction.throughput.bounds
         return None if ends is None or prediction.cell.ranks == 1 else [end / one for end in ends]
 
 
@@ -256,12 +256,12 @@ def advise_script(
     device: str, probe: Probe, calibration: Calibration, predictions: tuple[Prediction, ...], unknown: Sequence[int]
 ) -> ScriptAdvice:
     """Choose the largest number of ranks that is worth its GPUs. The first prediction is that of one rank."""
-    one = predictions[0].throughput.mean
+    one = predictions[0].throughput.value
 
     def efficiency(prediction: Prediction, throughput: float) -> float:
         return throughput / one / prediction.cell.ranks
 
-    choice = [p for p in predictions if efficiency(p, p.throughput.mean) >= PAYS][-1]
+    choice = [p for p in predictions if efficiency(p, p.throughput.value) >= PAYS][-1]
     certain = all(
         efficiency(p, p.throughput.low or 0.0) >= PAYS or efficiency(p, p.throughput.high or 0.0) < PAYS
         for p in predictions[1:]
@@ -313,7 +313,7 @@ def script_json(advice: ScriptAdvice) -> dict[str, Any]:
         "predictions": [
             {
                 "ranks": one.cell.ranks,
-                "speed_up": one.throughput.mean / advice.predictions[0].throughput.mean,
+                "speed_up": one.throughput.value / advice.predictions[0].throughput.value,
                 "speed_up_interval_95": advice.interval(one),
                 "efficiency": advice.efficiency(one),
                 "step_ms": one.step * 1e3,

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from orchestrator.bench.plan import BenchRequest
     from orchestrator.bench.plan import Cell as BenchCell
     from orchestrator.bench.results import CellResult
-    from orchestrator.bench.statistics import Interval
     from orchestrator.cli.console import Console
     from orchestrator.spec.model import JobSpec
 
@@ -50,11 +49,11 @@ def result_lines(console: Console, results: Sequence[CellResult]) -> list[str]:
         Column("GLOBAL BATCH", lambda one: one.cell.batch, right=True),
         Column("PER RANK", lambda one: one.cell.per_rank, right=True, weight=50),
         Column("RANKS", lambda one: one.cell.ranks, right=True),
-        Column("SAMPLES/S", lambda one: f"{one.throughput.mean:.0f}", right=True),
-        Column("95 %", lambda one: _ends(one.throughput, ".0f"), weight=60, styles=("dim",)),
+        Column("SAMPLES/S", lambda one: f"{one.throughput.value:.0f}", right=True),
+        Column("95 %", lambda one: one.throughput.ends(".0f"), weight=60, styles=("dim",)),
         Column("EXPOSED", lambda one: _exposed(one.cell, one.parts.exposed), right=True, weight=40),
-        Column("SPEED-UP", of(lambda found: f"{found.speed_up.mean:.2f}x"), right=True),
-        Column("95 %", of(lambda found: _ends(found.speed_up, ".2f")), weight=70, styles=("dim",)),
+        Column("SPEED-UP", of(lambda found: f"{found.speed_up.value:.2f}x"), right=True),
+        Column("95 %", of(lambda found: found.speed_up.ends(".2f")), weight=70, styles=("dim",)),
         Column("", of(recommendation), weight=90, shrink=True),
     )
     failed = [
@@ -72,12 +71,6 @@ def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.2f}ms"
 
 
-def _ends(interval: Interval, form: str) -> str:
-    if interval.low is None or interval.high is None:
-        return ""
-    return f"{interval.low:{form}}-{interval.high:{form}}"
-
-
 def advice_lines(console: Console, outcome: AdvisorOutcome) -> list[str]:
     """Return the advice as lines for people."""
     from orchestrator.bench.advisor.cost_model import Advice, efficiency
@@ -89,8 +82,8 @@ def advice_lines(console: Console, outcome: AdvisorOutcome) -> list[str]:
         Column("GLOBAL BATCH", lambda row: row[0].batch, right=True),
         Column("PER RANK", lambda row: row[1].cell.per_rank, right=True, weight=50),
         Column("RANKS", lambda row: row[1].cell.ranks, right=True),
-        Column("PREDICTED SAMPLES/S", lambda row: f"{row[1].throughput.mean:.0f}", right=True),
-        Column("95 %", lambda row: _ends(row[1].throughput, ".0f"), weight=70, styles=("dim",)),
+        Column("PREDICTED SAMPLES/S", lambda row: f"{row[1].throughput.value:.0f}", right=True),
+        Column("95 %", lambda row: row[1].throughput.ends(".0f"), weight=70, styles=("dim",)),
         Column("EFFICIENCY", share, right=True, weight=80),
         Column("COMPUTE", lambda row: _milliseconds(row[1].compute), right=True, weight=40),
         Column("EXPOSED", lambda row: _exposed(row[1].cell, row[1].exposed), right=True, weight=60),
@@ -158,10 +151,10 @@ def script_lines(console: Console, advice: ScriptAdvice) -> list[str]:
     """Return the advice for a job's script as lines for people."""
     from orchestrator.bench.advisor.script_advice import script_sentence
 
-    one = advice.predictions[0].throughput.mean
+    one = advice.predictions[0].throughput.value
     columns: tuple[Column[Prediction], ...] = (
         Column("RANKS", lambda each: each.cell.ranks, right=True),
-        Column("SPEED-UP", lambda each: f"{each.throughput.mean / one:.2f}x", right=True),
+        Column("SPEED-UP", lambda each: f"{each.throughput.value / one:.2f}x", right=True),
         Column(
             "95 %",
             lambda each: "-".join(f"{end:.2f}" for end in advice.interval(each) or ()),

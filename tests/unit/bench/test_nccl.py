@@ -84,7 +84,7 @@ def test_settings_that_help_are_found_alone_and_together() -> None:
     assert outcome.together is not None
     assert outcome.together.candidate.variables == {"NCCL_PROTO": "Simple", "NCCL_P2P_DISABLE": "1"}
     assert outcome.best is outcome.together
-    assert outcome.together.speed_ups[0].mean == pytest.approx(1 / 0.72, rel=0.01)
+    assert outcome.together.speed_ups[0].value == pytest.approx(1 / 0.72, rel=0.01)
     text = "\n".join(sweep_lines(outcome))
     assert "Helps: NCCL_PROTO=Simple NCCL_P2P_DISABLE=1" in text
     assert "Nothing was set." in text

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from orchestrator.analysis.statistics import Interval
 from orchestrator.bench.plan import BenchError, BenchRequest, Cell
 from orchestrator.bench.results import CellResult, Parts
-from orchestrator.bench.statistics import Interval
 from orchestrator.bench.suite import (
     CLAIMS,
     Claim,
@@ -95,7 +95,7 @@ def test_processors_decide_no_claim_and_tell_no_memory() -> None:
         Quantity.MIXED_SPEED_UP,
         Quantity.ACCUMULATED_SPEED_UP,
     }
-    assert measured[Quantity.EFFICIENCY, 2].interval.mean == pytest.approx(0.5)
+    assert measured[Quantity.EFFICIENCY, 2].interval.value == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_most_models_means_the_median_one() -> None:
     plan, found = on_gpus()
     for cell, share in zip(plan.other_models, (0.5, 0.01, 0.5), strict=True):
         found[cell] = result(cell, 100.0, exposed=share)
-    assert quantities(plan, found, on_gpus=True)[Quantity.COMMUNICATION_SHARE, 2].interval.mean == pytest.approx(0.26)
+    assert quantities(plan, found, on_gpus=True)[Quantity.COMMUNICATION_SHARE, 2].interval.value == pytest.approx(0.26)
 
 
 def test_what_failed_is_said_and_the_rest_is_told() -> None:

@@ -46,7 +46,7 @@ def test_one_point_says_the_same_everywhere() -> None:
 
 def test_one_rank_computes_and_nothing_else() -> None:
     found = predict(Cell(batch=8, ranks=1), PROBE, CALIBRATION)
-    assert found.throughput.mean == pytest.approx(800)
+    assert found.throughput.value == pytest.approx(800)
     assert (found.communication, found.exposed) == (0.0, 0.0)
 
 
@@ -55,7 +55,7 @@ def test_several_ranks_are_slowed_down_and_wait() -> None:
     assert found.compute == pytest.approx(1.2 * 0.011)
     assert found.communication == pytest.approx(LINKS.seconds(1_000_000))
     assert found.exposed == pytest.approx(found.communication + 0.0005)
-    assert found.throughput.mean == pytest.approx(16 / (found.compute + found.exposed))
+    assert found.throughput.value == pytest.approx(16 / (found.compute + found.exposed))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_noisy_steps_widen_the_interval_and_never_below_zero() -> None:
     noisy = replace(PROBE, points=tuple(replace(point, error=3.0) for point in PROBE.points))
     found = predict(Cell(batch=8, ranks=1), noisy, CALIBRATION)
     assert found.throughput.low is not None
-    assert 0 < found.throughput.low < 0.2 * found.throughput.mean
+    assert 0 < found.throughput.low < 0.2 * found.throughput.value
 
 
 def test_a_calibration_knows_what_was_measured() -> None:
