@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,9 +17,10 @@ from orchestrator.api.errors import EXIT_JOB_FAILED, EXIT_OK, BadRequestError, N
 from orchestrator.api.matrix_views import MatrixView
 from orchestrator.api.transport import following
 from orchestrator.cli.commands.selecting import job_or_matrix
-from orchestrator.cli.commands.shared import Job, JsonLines
+from orchestrator.cli.commands.shared import Job, JsonLines, takes
 from orchestrator.cli.console import RANK_STYLES, clean, steerless
 from orchestrator.cli.session import Session, print_json
+from orchestrator.cli.times import parse_time
 from orchestrator.units import clock, duration
 
 if TYPE_CHECKING:
@@ -133,23 +135,31 @@ def report_end(session: Session, job: JobView) -> None:
 # -- logs
 
 
-class LogOptions(NamedTuple):
-    """The options of `logs`; ``since`` is seconds since the epoch."""
+@dataclass(frozen=True, kw_only=True)
+class LogOptions:
+    """The options of `logs` that choose lines and their form."""
 
-    rank: int | None = None
-    attempt: int | None = None
-    tail: int | None = None
-    grep: str | None = None
-    since: float | None = None
-    timestamps: bool = False
-    json: bool = False
-    raw: bool = False
+    rank: Annotated[int | None, typer.Option("--rank", metavar="N", min=0, help="Only this rank.")] = None
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", metavar="N", min=1, help="This attempt; default: the newest.")
+    ] = None
+    tail: Annotated[int | None, typer.Option("--tail", "-n", metavar="N", min=0, help="Only the last lines.")] = None
+    grep: Annotated[
+        str | None, typer.Option("--grep", metavar="PATTERN", help="Only lines that match this regular expression.")
+    ] = None
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help="Only lines since: 10m, or 2026-11-20T14:30.")
+    ] = None
+    timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="Begin each line with its time.")] = False
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Let colours and other escape sequences through to a terminal.")
+    ] = False
+    json: JsonLines = False
 
 
 def show_logs(session: Session, ref: str, options: LogOptions, *, follow: bool) -> int:
     """Print a job's log; with ``follow`` until the job has ended."""
-    if options.tail is not None and options.tail < 0:
-        raise BadRequestError(f"--tail {options.tail}: a number of lines is not negative")
+    since = None if options.since is None else parse_time(options.since, "--since", time.time())
     client = session.client()
     job = client.job(ref)
     matches = _matcher(options.grep)
@@ -160,7 +170,7 @@ def show_logs(session: Session, ref: str, options: LogOptions, *, follow: bool) 
             rank=options.rank,
             attempt=options.attempt,
             tail=options.tail,
-            since=options.since,
+            since=since,
             patience=session.patience(),
         )
     else:
@@ -171,7 +181,7 @@ def show_logs(session: Session, ref: str, options: LogOptions, *, follow: bool) 
             rank=options.rank,
             attempt=options.attempt,
             tail=None if cut_here else options.tail,
-            since=options.since,
+            since=since,
         )
     chosen: Iterable[LogLine] = (line for line in lines if matches(line.text))
     if not follow and options.grep is not None and options.tail is not None:
@@ -298,42 +308,16 @@ class Screen:
         self._drawn = len(lines)
 
 
+@takes(LogOptions)
 def logs(
+    options: LogOptions,
     job: Job,
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the job has ended.")] = False,
-    rank: Annotated[int | None, typer.Option("--rank", metavar="N", min=0, help="Only this rank.")] = None,
-    attempt: Annotated[
-        int | None, typer.Option("--attempt", metavar="N", min=1, help="This attempt; default: the newest.")
-    ] = None,
-    tail: Annotated[int | None, typer.Option("--tail", "-n", metavar="N", min=0, help="Only the last lines.")] = None,
-    grep: Annotated[
-        str | None, typer.Option("--grep", metavar="PATTERN", help="Only lines that match this regular expression.")
-    ] = None,
-    since: Annotated[
-        str | None, typer.Option("--since", metavar="TIME", help="Only lines since: 10m, or 2026-11-20T14:30.")
-    ] = None,
-    timestamps: Annotated[bool, typer.Option("--timestamps", "-t", help="Begin each line with its time.")] = False,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Let colours and other escape sequences through to a terminal.")
-    ] = False,
-    json: JsonLines = False,
 ) -> int:
     """Show a job's log; with several ranks each line begins with its rank.
 
     With --follow, --tail counts lines before --grep; without, after. On a terminal, control characters are shown
     as text and colours are removed, unless --raw is given; a file or a pipe gets the lines unchanged.
     """
-    from orchestrator.cli.times import parse_time
-
-    options = LogOptions(
-        rank=rank,
-        attempt=attempt,
-        tail=tail,
-        grep=grep,
-        since=None if since is None else parse_time(since, "--since", time.time()),
-        timestamps=timestamps,
-        json=json,
-        raw=raw,
-    )
     return show_logs(Session(), job, options, follow=follow)

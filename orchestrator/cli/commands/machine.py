@@ -27,7 +27,7 @@ from orchestrator.api.launch import DEFAULT_PAGE_LISTEN, DEFAULT_READ_LISTEN, De
 from orchestrator.api.transport import wire
 from orchestrator.api.transport.endpoint import endpoint_from, login_path, read_login, tcp_endpoint
 from orchestrator.api.transport.peer import credentials, holder, is_stopped
-from orchestrator.cli.commands.shared import Json, Quiet, Yes, ask, from_here
+from orchestrator.cli.commands.shared import Json, Quiet, Yes, ask, from_here, takes
 from orchestrator.cli.console import clean
 from orchestrator.cli.session import Session, print_json, require
 from orchestrator.cli.times import parse_span
@@ -216,7 +216,7 @@ PagePlain = Annotated[
 ]
 
 
-def up(
+def serve_options(
     *,
     simulate_gpus: SimulateGpus = 0,
     ray_address: RayAddress = "",
@@ -229,13 +229,10 @@ def up(
     page_cert: PageCert = "",
     page_key: PageKey = "",
     page_plain: PagePlain = False,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> int:
-    """Start the daemon in the background and return when it accepts jobs; a daemon that already runs is left as it is."""
-    session = Session(quiet=quiet)
-    read_at, fixed = metrics_listen(session, read_listen)
-    options = ServeOptions(
+) -> ServeOptions:
+    """Return the daemon's options."""
+    read_at, fixed = metrics_listen(Session(), read_listen)
+    return ServeOptions(
         simulate_gpus=simulate_gpus,
         ray_address=ray_address,
         with_prometheus=with_prometheus,
@@ -249,6 +246,12 @@ def up(
         page_key=page_key,
         page_plain=page_plain,
     )
+
+
+@takes(serve_options)
+def up(options: ServeOptions, *, json: Json = False, quiet: Quiet = False) -> int:
+    """Start the daemon in the background and return when it accepts jobs; a daemon that already runs is left as it is."""
+    session = Session(quiet=quiet)
     reply = launch(session, options)
     if json:
         print_json(session, {name: getattr(reply, name) for name in reply.__dataclass_fields__})
@@ -260,8 +263,8 @@ def up(
     if reply.page_address:
         session.console.note(f"page: {reply.page_address} (`orch ui` opens it)")
     if reply.read_address:
-        moved = reply.started and not fixed and reply.read_address != read_at
-        why = f" ({read_at} is in use; --read-listen chooses)" if moved else ""
+        moved = reply.started and not options.read_fixed and reply.read_address != options.read_listen
+        why = f" ({options.read_listen} is in use; --read-listen chooses)" if moved else ""
         session.console.note(f"metrics: http://{reply.read_address}/metrics{why}")
     if reply.prometheus_url:
         session.console.note(f"Prometheus: {reply.prometheus_url}")
@@ -272,41 +275,13 @@ def up(
     return EXIT_OK
 
 
-def serve(
-    *,
-    simulate_gpus: SimulateGpus = 0,
-    ray_address: RayAddress = "",
-    with_prometheus: WithPrometheus = False,
-    group: Group = "",
-    listen: Listen = "",
-    read_listen: ReadListen = None,
-    token_file: TokenFile = "",
-    page_listen: PageListen = DEFAULT_PAGE_LISTEN,
-    page_cert: PageCert = "",
-    page_key: PageKey = "",
-    page_plain: PagePlain = False,
-) -> int:
+@takes(serve_options)
+def serve(options: ServeOptions) -> int:
     """Run the daemon in the foreground, for systemd and containers; SIGTERM stops it and leaves jobs running."""
-    session = Session()
-    read_at, fixed = metrics_listen(session, read_listen)
-    options = ServeOptions(
-        simulate_gpus=simulate_gpus,
-        ray_address=ray_address,
-        with_prometheus=with_prometheus,
-        group=group,
-        listen=listen,
-        read_listen=read_at,
-        read_fixed=fixed,
-        token_file=token_file,
-        page_listen=page_listen,
-        page_cert=page_cert,
-        page_key=page_key,
-        page_plain=page_plain,
-    )
     require("daemon", "`orch serve`")
     from orchestrator.daemon.process.serve import serve as run
 
-    return run(settings_of(session), options)
+    return run(settings_of(Session()), options)
 
 
 def down(

@@ -17,8 +17,8 @@ from orchestrator.api.errors import (
     OrchError,
 )
 from orchestrator.api.views import TERMINAL_STATES
-from orchestrator.cli.commands.shared import ask, complete_job
-from orchestrator.cli.session import print_json, report_error
+from orchestrator.cli.commands.shared import Json, Quiet, Yes, ask, complete_job
+from orchestrator.cli.session import Session, print_json, report_error
 from orchestrator.units import plural
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from orchestrator.api.client import Client
     from orchestrator.api.matrix_views import MatrixView
     from orchestrator.api.views import ActionReply, JobView
-    from orchestrator.cli.session import Session
 
 
 ME = "me"
@@ -154,25 +153,27 @@ WAIT = Verb("wait", LIVE_STATES, " for")
 
 
 class Selection(NamedTuple):
-    """The typed selection of jobs, and the options for confirmation, a dry run and JSON."""
+    """The typed selection of jobs, and the options for confirmation, a dry run and the form of the answer."""
 
+    session: Session
     refs: tuple[str, ...]
     choice: Choice
-    yes: bool = False
-    dry_run: bool = False
-    json: bool = False
+    yes: bool
+    dry_run: bool
+    json: bool
 
 
 def selection(
-    jobs: Sequence[str] | None,
-    user: str | None,
-    state: Sequence[str] | None,
-    label: Sequence[str] | None,
-    name: str | None,
+    jobs: Jobs = None,
     *,
-    yes: bool = False,
-    dry_run: bool = False,
-    json: bool = False,
+    user: User = None,
+    state: States = None,
+    label: Labels = None,
+    name: Name = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> Selection:
     """Return the selection of a command line. Raises BadRequestError if it both names and chooses jobs, or neither."""
     choice = Choice(user=user, states=tuple(state or ()), labels=tuple(label or ()), name=name)
@@ -185,11 +186,12 @@ def selection(
             "no job was named",
             hint="name some, or choose: --user me, --state PENDING, --label team=a, --name 'sweep-*'",
         )
-    return Selection(tuple(jobs or ()), choice, yes, dry_run, json)
+    return Selection(Session(quiet=quiet), tuple(jobs or ()), choice, yes, dry_run, json)
 
 
-def meant(session: Session, found: Selection, verb: Verb, *, asks: bool = True) -> list[str] | None:
+def meant(found: Selection, verb: Verb) -> list[str] | None:
     """Return references of the confirmed jobs; None after a dry run. Raises RefusedError if not confirmed."""
+    session = found.session
     if found.refs:
         if not found.dry_run:
             return list(found.refs)
@@ -204,7 +206,7 @@ def meant(session: Session, found: Selection, verb: Verb, *, asks: bool = True) 
         return None
     if not chosen:
         session.console.note("no job matches; nothing was done")
-    elif asks and not found.yes:
+    elif not found.yes:
         for line in _table(session, chosen):
             session.console.print_error(line)
         ask(session, f"{verb.name} {plural(len(chosen), 'job')}: {_some([job.id for job in chosen])}")
@@ -243,14 +245,12 @@ def _some(ids: Sequence[str]) -> str:
     return ", ".join(ids[:SHOWN_IDS]) + (f" and {more} more" if more > 0 else "")
 
 
-def act_on_each(
-    session: Session, found: Selection, verb: Verb, act: Callable[[Client, str], ActionReply]
-) -> tuple[int, list[str]]:
+def act_on_each(found: Selection, verb: Verb, act: Callable[[Client, str], ActionReply]) -> tuple[int, list[str]]:
     """Act on every selected job, even if one is refused; return the exit code and the ids that were acted on.
 
     The exit code is the first error's if the action failed for all jobs, EXIT_PARTLY if it failed for some.
     """
-    refs = meant(session, found, verb)
+    session, refs = found.session, meant(found, verb)
     if refs is None:
         return EXIT_OK, []
     if len(found.refs) == 1:

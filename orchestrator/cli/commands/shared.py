@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from orchestrator.cli.session import Session
 
@@ -52,6 +54,24 @@ def finite(value: float | None) -> float | None:
 def from_here(path: str) -> str:
     """Return an option's file with its whole path: the daemon and its Prometheus run in other directories."""
     return os.path.join(os.getcwd(), path) if path else path
+
+
+def takes(make: Callable[..., Any]) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Give a command the parameters of ``make`` before its own options; what ``make`` returns is its first argument."""
+
+    def decorated(command: Callable[..., int]) -> Callable[..., int]:
+        shared = inspect.signature(make, eval_str=True).parameters
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+
+        @wraps(command)
+        def run(**given: Any) -> int:
+            return command(make(**{name: given.pop(name) for name in shared}), **given)
+
+        every = [each.replace(kind=each.KEYWORD_ONLY) for each in (*shared.values(), *own)]
+        run.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]  # typer reads it
+        return run
+
+    return decorated
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -25,9 +26,10 @@ from orchestrator.cli.commands.selecting import (
     wanted_states,
     with_labels,
 )
-from orchestrator.cli.commands.shared import Json, Quiet
+from orchestrator.cli.commands.shared import Json, Quiet, takes
 from orchestrator.cli.render.jobs import job_lines
 from orchestrator.cli.session import Session, print_json
+from orchestrator.cli.times import parse_span_within, parse_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,17 +50,27 @@ WAITING_STATES = ("PENDING",)
 MORE = f"only the newest {MOST_WAITING} jobs that wait are listed; `orch status --state PENDING` lists all, `orch queue` their order"
 
 
-class StatusOptions(NamedTuple):
-    """Options of `status`, as typed."""
+@dataclass(frozen=True, kw_only=True)
+class StatusOptions:
+    """Options of `status`."""
 
-    job: str | None = None
-    watch: bool = False
-    user: str | None = None
-    states: tuple[str, ...] = ()
-    since: str | None = None
-    labels: tuple[str, ...] = ()
-    name: str | None = None
-    json: bool = False
+    job: Annotated[str | None, typer.Argument(metavar="JOB", help="One job in full; none lists them.")] = None
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep running and print changes.")] = False
+    user: Annotated[
+        str | None, typer.Option("--user", "-u", metavar="USER", help="Only this user's jobs; `me` for your own.")
+    ] = None
+    states: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--state", "-s", metavar="STATE", help="Only in this state; a,b for several, `all` for every one."
+        ),
+    ] = None
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help="Only jobs submitted since: 2h, or 2026-11-20T14:30.")
+    ] = None
+    labels: Labels = None
+    name: Name = None
+    json: Json = False
 
     @property
     def chooses(self) -> bool:
@@ -163,8 +175,8 @@ def _print(session: Session, lines: Sequence[str]) -> None:
 def _show_jobs(session: Session, options: StatusOptions) -> int:
     client = session.client()
     user = user_name(session, options.user)
-    states = wanted_states(options.states)
-    since = None if options.since is None else _parse_since(options.since)
+    states = wanted_states(options.states or ())
+    since = None if options.since is None else parse_time(options.since, "--since", time.time())
     recent = not options.states and since is None
     none = "no job matches" if options.chooses else "no jobs; `orch submit job.yaml` makes one"
 
@@ -175,9 +187,7 @@ def _show_jobs(session: Session, options: StatusOptions) -> int:
             found = client.jobs(user=user, states=states, since=since)
         if not (options.labels or options.name):
             return found
-        from dataclasses import replace
-
-        return replace(found, jobs=with_labels(found.jobs, options.labels, options.name))
+        return replace(found, jobs=with_labels(found.jobs, options.labels or (), options.name))
 
     def read() -> Shown:
         found = chosen()
@@ -202,19 +212,11 @@ def _show_jobs(session: Session, options: StatusOptions) -> int:
     return EXIT_OK
 
 
-def _parse_since(text: str) -> float:
-    from orchestrator.cli.times import parse_time
-
-    return parse_time(text, "--since", time.time())
-
-
 def _live_and_recent(client: Client, user: str | None, most_waiting: int | None) -> JobList:
     """Return the jobs that have not ended, at most ``most_waiting`` waiting (None: all), and the newest ended ones.
 
     ``more``: there are other waiting jobs.
     """
-    from dataclasses import replace
-
     from orchestrator.api.views import TERMINAL_STATES
 
     waiting = client.jobs(user=user, states=WAITING_STATES, limit=most_waiting)
@@ -230,42 +232,14 @@ def _live_and_recent(client: Client, user: str | None, most_waiting: int | None)
 MAX_SECONDS = 365 * 86_400.0
 
 
-def status(
-    job: Annotated[str | None, typer.Argument(metavar="JOB", help="One job in full; none lists them.")] = None,
-    *,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep running and print changes.")] = False,
-    user: Annotated[
-        str | None, typer.Option("--user", "-u", metavar="USER", help="Only this user's jobs; `me` for your own.")
-    ] = None,
-    state: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--state", "-s", metavar="STATE", help="Only in this state; a,b for several, `all` for every one."
-        ),
-    ] = None,
-    since: Annotated[
-        str | None, typer.Option("--since", metavar="TIME", help="Only jobs submitted since: 2h, or 2026-11-20T14:30.")
-    ] = None,
-    label: Labels = None,
-    name: Name = None,
-    json: Json = False,
-) -> int:
+@takes(StatusOptions)
+def status(options: StatusOptions) -> int:
     """Show the state of jobs: those that have not ended, and the newest of those that ended in the last day.
 
     A job that waits is shown with its place in the queue and its expected start; `orch explain` shows more.
     With --json: an object with `jobs`, or the JOB's object; with --watch, one such object per line for each change.
     If jobs wait, `order` has the ids of the first jobs of the queue and `expected_starts` their expected starts; a JOB that waits has `place` and `expected_start`.
     """
-    options = StatusOptions(
-        job=job,
-        watch=watch,
-        user=user,
-        states=tuple(state or ()),
-        since=since,
-        labels=tuple(label or ()),
-        name=name,
-        json=json,
-    )
     return show_status(Session(), options)
 
 
@@ -289,13 +263,13 @@ def wait(
     Options choose among jobs that have not ended. Also waits while the daemon restarts. With --json: the job's object, or an array for several.
     """
     from orchestrator.cli.commands.logs import wait_jobs
-    from orchestrator.cli.times import parse_span_within
 
     seconds = None if timeout is None else parse_span_within(timeout, "--timeout", least=0.0, most=MAX_SECONDS)
-    session = Session(quiet=quiet)
-    found = selection(jobs, user, state, label, name, dry_run=dry_run, json=json)
-    refs = meant(session, found, WAIT, asks=False)
+    found = selection(
+        jobs, user=user, state=state, label=label, name=name, dry_run=dry_run, yes=True, json=json, quiet=quiet
+    )
+    refs = meant(found, WAIT)
     if refs is None:
         return EXIT_OK
     as_array = len(found.refs) != 1
-    return wait_jobs(session, refs, as_json=json, as_array=as_array, timeout_seconds=seconds)
+    return wait_jobs(found.session, refs, as_json=json, as_array=as_array, timeout_seconds=seconds)

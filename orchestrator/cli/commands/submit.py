@@ -7,6 +7,7 @@ import os
 import shlex
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -22,7 +23,7 @@ from orchestrator.api.errors import (
     RefusedError,
 )
 from orchestrator.api.transport import following, submission
-from orchestrator.cli.commands.shared import JobText, Json, Quiet, ended_in_order, finite, job_text
+from orchestrator.cli.commands.shared import JobText, Json, Quiet, ended_in_order, finite, job_text, takes
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.table import Bar, Column, render_table
 from orchestrator.cli.session import Session, print_json, require
@@ -42,40 +43,55 @@ if TYPE_CHECKING:
 PLAN_SECONDS = 120.0
 
 
-class SubmitOptions(NamedTuple):
-    """Options of `submit`."""
+@dataclass(frozen=True, kw_only=True)
+class SubmitOptions:
+    """Options that `submit` and `run` share."""
 
-    files: tuple[str, ...]
-    overrides: tuple[str, ...] = ()
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a value, as in --set resources.num_workers=4."),
+    ] = None
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Check it and print where and when it would run, without storing it; exit code 5 if it can never run here.",
+        ),
+    ] = False
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Return when the job has ended; exit code 1 unless it succeeded.")
+    ] = False
+    follow: Annotated[bool, typer.Option("--follow", help="Show its log until it ends; exit code as with --wait.")] = (
+        False
+    )
+    watch: Annotated[bool, typer.Option("--watch", help="Show its state until it ends; exit code as with --wait.")] = (
+        False
+    )
+    json: Json = False
+    quiet: Quiet = False
+
+
+class Beginning(NamedTuple):
+    """The checkpoint that jobs begin at (``JOB[@STEP]``), and the jobs that they wait for."""
+
     resume_from: str | None = None
     after: tuple[str, ...] = ()
-    dry_run: bool = False
-    wait: bool = False
-    follow: bool = False
-    watch: bool = False
-    json: bool = False
-    quiet: bool = False
-    hold: bool = False
-    start_at: str | None = None
 
 
-def submit_files(session: Session, options: SubmitOptions) -> int:
-    """Submit each file; all are read before the first is sent."""
-    return submit_texts(session, [job_text(path) for path in options.files], options)
+NOW = Beginning()
 
 
-def submit_texts(session: Session, texts: list[JobText], options: SubmitOptions) -> int:
+def submit_texts(session: Session, texts: list[JobText], options: SubmitOptions, begin: Beginning = NOW) -> int:
     """Submit each text, or plan it, and then wait or follow as requested."""
     if options.follow and (options.json or len(texts) > 1):
         raise BadRequestError("--follow shows the log of one job", hint="leave out --json, and submit one file")
     if options.watch and (options.json or options.follow or len(texts) > 1):
         raise BadRequestError("--watch shows one job", hint="leave out --json and --follow, and submit one file")
-    options = options._replace(overrides=(*options.overrides, *_when(options)))
     if options.dry_run:
-        return _plan(session, texts, options)
+        return _plan(session, texts, options, begin)
     replies = []
     for item in texts:
-        reply = _deliver(session, _body(session, item, options))
+        reply = _deliver(session, _body(session, item, options, begin))
         replies.append(reply)
         if not (options.json or options.follow or options.watch):
             session.console.print(str(reply.get("matrix_id") or reply["job_id"]))
@@ -89,18 +105,10 @@ def submit_texts(session: Session, texts: list[JobText], options: SubmitOptions)
 
 def submit_one(session: Session, item: JobText, options: SubmitOptions) -> str:
     """Submit one text; return the job's id."""
-    reply = _deliver(session, _body(session, item, options))
+    reply = _deliver(session, _body(session, item, options, NOW))
     for note in reply.get("notes") or ():
         session.console.note(f"note: {note}")
     return str(reply["job_id"])
-
-
-def _when(options: SubmitOptions) -> list[str]:
-    """Return the overrides of `--hold` and `--start-at`. Raises BadRequestError."""
-    found = ["hold=true"] if options.hold else []
-    if options.start_at is not None:
-        found.append(f"start_at={parse_start(options.start_at, '--start-at', time.time())}")
-    return found
 
 
 def _stay(session: Session, replies: list[dict[str, Any]], options: SubmitOptions) -> int:
@@ -126,15 +134,15 @@ def _stay(session: Session, replies: list[dict[str, Any]], options: SubmitOption
     return wait_jobs(session, ids, as_json=options.json, as_array=len(replies) > 1, exact=True)
 
 
-def _body(session: Session, item: JobText, options: SubmitOptions) -> dict[str, Any]:
+def _body(session: Session, item: JobText, options: SubmitOptions, begin: Beginning) -> dict[str, Any]:
     return submission.request_body(
         item.text,
         item.source,
         environ=session.environ,
         cwd=item.cwd,
-        overrides=options.overrides,
-        resume_from=options.resume_from,
-        after=options.after,
+        overrides=options.overrides or (),
+        resume_from=begin.resume_from,
+        after=begin.after,
         note=lambda text: session.console.note(f"note: {clean(text)}"),
     )
 
@@ -208,10 +216,10 @@ def with_daemon(session: Session, send: Callable[[], dict[str, Any]]) -> dict[st
     return send()
 
 
-def _plan(session: Session, texts: list[JobText], options: SubmitOptions) -> int:
+def _plan(session: Session, texts: list[JobText], options: SubmitOptions, begin: Beginning) -> int:
     plans = []
     for item in texts:
-        body = _body(session, item, options)
+        body = _body(session, item, options, begin)
 
         def send(body: dict[str, Any] = body) -> dict[str, Any]:
             watch = UploadBar(session)
@@ -331,34 +339,12 @@ def _seen(session: Session, job_id: str) -> Iterator[JobView]:
 
 CONTEXT_SETTINGS = {"run": {"allow_interspersed_args": False}}
 
-DryRun = Annotated[
-    bool,
-    typer.Option(
-        "--dry-run",
-        help="Check it and print where and when it would run, without storing it; exit code 5 if it can never run here.",
-    ),
-]
-Wait = Annotated[bool, typer.Option("--wait", help="Return when the job has ended; exit code 1 unless it succeeded.")]
-Follow = Annotated[bool, typer.Option("--follow", help="Show its log until it ends; exit code as with --wait.")]
-Watch = Annotated[bool, typer.Option("--watch", help="Show its state until it ends; exit code as with --wait.")]
-Hold = Annotated[bool, typer.Option("--hold", help="Do not start it before `orch release`.")]
-StartAt = Annotated[
-    str | None,
-    typer.Option("--start-at", metavar="TIME", help="Not before: 2h (from now), 20:00, or 2026-11-20T14:30."),
-]
 
-
+@takes(SubmitOptions)
 def submit(
+    options: SubmitOptions,
     files: Annotated[list[str], typer.Argument(metavar="FILE", help="job.yaml files; - reads standard input.")],
     *,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a value, as in --set resources.num_workers=4."),
-    ] = None,
-    dry_run: DryRun = False,
-    wait: Wait = False,
-    follow: Follow = False,
-    watch: Watch = False,
     resume_from: Annotated[
         str | None, typer.Option("--resume-from", metavar="JOB[@STEP]", help="Begin at another job's checkpoint.")
     ] = None,
@@ -370,16 +356,17 @@ def submit(
             help="Start when another job has succeeded; JOB:failure, JOB:any for another end. Repeatable.",
         ),
     ] = None,
-    hold: Hold = False,
-    start_at: StartAt = None,
+    hold: Annotated[bool, typer.Option("--hold", help="Do not start it before `orch release`.")] = False,
+    start_at: Annotated[
+        str | None,
+        typer.Option("--start-at", metavar="TIME", help="Not before: 2h (from now), 20:00, or 2026-11-20T14:30."),
+    ] = None,
     advise: Annotated[
         bool,
         typer.Option(
             "--advise", help="Run the script on one rank for seconds, and take the advised num_workers: auto."
         ),
     ] = False,
-    json: Json = False,
-    quiet: Quiet = False,
 ) -> int:
     """Submit jobs; prints the id of each job, or of the matrix for a file with `matrix:`. Starts the daemon if none is running.
 
@@ -387,38 +374,33 @@ def submit(
 
     With --json: one object for one FILE, an array for several.
     """
-    options = SubmitOptions(
-        files=tuple(files),
-        overrides=tuple(overrides or ()),
-        resume_from=resume_from,
-        after=tuple(after or ()),
-        dry_run=dry_run,
-        wait=wait,
-        follow=follow,
-        watch=watch,
-        json=json,
-        quiet=quiet,
-        hold=hold,
-        start_at=start_at,
-    )
-    session = Session(quiet=quiet)
+    session = Session(quiet=options.quiet)
+    overrides = [*(options.overrides or ())]
     if advise:
-        options = options._replace(overrides=(*options.overrides, *_advised(session, options)))
-    return submit_files(session, options)
+        overrides += _advised(session, files, overrides)
+    if hold:
+        overrides.append("hold=true")
+    if start_at is not None:
+        overrides.append(f"start_at={parse_start(start_at, '--start-at', time.time())}")
+    options = replace(options, overrides=overrides)
+    begin = Beginning(resume_from, tuple(after or ()))
+    return submit_texts(session, [job_text(path) for path in files], options, begin)
 
 
-def _advised(session: Session, options: SubmitOptions) -> tuple[str, ...]:
+def _advised(session: Session, files: list[str], overrides: list[str]) -> tuple[str, ...]:
     from orchestrator.bench.plan import BenchError
     from orchestrator.cli.commands.bench import advice_overrides
 
     try:
         with ended_in_order():
-            return advice_overrides(session, options.files, options.overrides)
+            return advice_overrides(session, files, overrides)
     except BenchError as error:
         raise BadRequestError(error.message, hint=error.hint) from error
 
 
+@takes(SubmitOptions)
 def run(
+    options: SubmitOptions,
     command: Annotated[
         list[str], typer.Argument(metavar="-- CMD...", help="The command, as on your own shell's line.")
     ],
@@ -451,9 +433,6 @@ def run(
     labels: Annotated[
         list[str] | None, typer.Option("--label", "-l", metavar="KEY=VALUE", help="A label. Repeatable.")
     ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any other key of job.yaml.")
-    ] = None,
     interactive: Annotated[
         bool, typer.Option("--interactive", "-i", help="Run it on this terminal: a shell, a debugger, a notebook.")
     ] = False,
@@ -463,20 +442,14 @@ def run(
             "--idle-limit", metavar="SPAN", help="With -i: cancel it after this time without use; default: 1h."
         ),
     ] = None,
-    dry_run: DryRun = False,
-    wait: Wait = False,
-    follow: Follow = False,
-    watch: Watch = False,
-    json: Json = False,
-    quiet: Quiet = False,
 ) -> int:
     """Run a command as a job, without a file: orch run -n 2 --gpu 1 -- python train.py --epochs 5.
 
     With -i the command runs on this terminal once it has its GPUs, as in orch run -i --gpu 2 -- bash; its exit code is this command's.
     It works in a copy of this directory. ~. at the beginning of a line leaves it running, and `orch attach` returns to it.
     """
-    session = Session(quiet=quiet)
-    if interactive and (wait or follow or watch or json):
+    session = Session(quiet=options.quiet)
+    if interactive and (options.wait or options.follow or options.watch or options.json):
         raise BadRequestError(
             "--interactive shows the command itself", hint="leave out --wait, --follow, --watch and --json"
         )
@@ -500,19 +473,9 @@ def run(
             **(interactive_keys(idle_limit) if interactive else {}),
         },
     )
-    options = SubmitOptions(
-        files=(),
-        overrides=tuple(overrides or ()),
-        dry_run=dry_run,
-        wait=wait,
-        follow=follow,
-        watch=watch,
-        json=json,
-        quiet=quiet,
-    )
     item = JobText(text, "<orch run>", os.getcwd())
     with _errors_of_options():
-        if interactive and not dry_run:
+        if interactive and not options.dry_run:
             return run_interactive(session, item, options)
         return submit_texts(session, [item], options)
 
