@@ -26,7 +26,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "train": _TRAIN,
     "daemon": (
         *_TRAIN,
-        *("fastapi", "jinja2", "grpc", "prometheus_client", "ray", "structlog", "uvicorn"),
+        *("fastapi", "jinja2", "grpc", "itsdangerous", "prometheus_client", "ray", "structlog", "uvicorn"),
     ),
     "plots": ("matplotlib", "numpy"),
     "top": ("textual",),

@@ -1,6 +1,6 @@
 """Sign-in: exchanges a one-time link, or the daemon's token, for a cookie. The cookie is signed, so that it survives a restart of the daemon.
 
-A cookie names a user, a time and how often that user had signed out; its MAC uses a key that only the daemon's owner can
+A cookie names a user, a time and how often that user had signed out; itsdangerous signs it with a key that only the daemon's owner can
 read. A user who signs out ends all of his sessions, in every browser. Links are kept in memory, as digests: a link that was
 used, has expired or is of an earlier daemon is refused.
 
@@ -21,6 +21,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
 import structlog
+from itsdangerous import BadData, URLSafeSerializer
 
 from orchestrator.api.errors import TooManyTriesError, UnauthenticatedError
 from orchestrator.durable_files import write_whole
@@ -94,6 +95,7 @@ class SignIn:
         sign_outs: SignOuts | None = None,
     ) -> None:
         self._key = key
+        self._signer = URLSafeSerializer(key, salt="orch page", signer_kwargs={"digest_method": sha256})
         self._now = now
         self._token, self._owner_uid, self.reach = token, owner_uid, reach or Reach()
         self._links: dict[bytes, tuple[int, float]] = {}
@@ -151,18 +153,15 @@ class SignIn:
 
     def _cookie(self, uid: int) -> str:
         until, count = int(self._now() + COOKIE_SECONDS), self._sign_outs.of(uid)
-        return self._signed(f"{uid}.{until}.{count}.{secrets.token_urlsafe(9)}")
+        return str(self._signer.dumps([uid, until, count, secrets.token_urlsafe(9)]))
 
     def user_of(self, cookie: str) -> int | None:
         """Return the user that a cookie names; None for one that is forged, changed, too old, or of a user who signed out."""
-        text, _, _ = cookie.rpartition(".")
-        if not hmac.compare_digest(self._signed(text).encode(), cookie.encode("utf-8", "replace")):
+        try:
+            uid, until, count, _ = self._signer.loads(cookie)
+        except BadData:
             return None
-        uid, until, count, _ = text.split(".", 3)
-        return int(uid) if int(until) > self._now() and int(count) == self._sign_outs.of(int(uid)) else None
-
-    def _signed(self, text: str) -> str:
-        return f"{text}.{hmac.new(self._key, text.encode('utf-8', 'replace'), sha256).hexdigest()}"
+        return int(uid) if until > self._now() and count == self._sign_outs.of(uid) else None
 
 
 def _digest(secret: str) -> bytes:

@@ -10,66 +10,71 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Mapping  # noqa: TC003  # msgspec reads the annotations
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
 
 from orchestrator.durable_files import write_whole
 from orchestrator.spec.plain_files import read_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
-VERSION: Final = 1
 MOST_BYTES: Final = 64 * 2**20
 MOST_TEXT: Final = 1000
 MOST_VALUES: Final = 4096
 FOLDER: Final = "trackers"
-_MOST: Final = 2**53
+
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Text = Annotated[str, Meta(max_length=MOST_TEXT)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """Position for the next reading of one file: the file (``inode``), and the offset of the next line."""
 
-    inode: int = 0
-    offset: int = 0
+    inode: Annotated[int, Meta(ge=0)] = 0
+    offset: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
     """The part of a job's records that has become points. ``slots`` are the GPUs' numbers, by their files' names."""
 
-    number: int = 0
-    step: int = 0
+    number: Count = 0
+    step: Count = 0
     began_at: float = 0.0
     last_at: float = 0.0
-    window: int = 0
+    window: Count = 0
     metrics: Place = Place()
-    telemetry: dict[str, int] = field(default_factory=dict)
-    slots: dict[str, int] = field(default_factory=dict)
+    telemetry: dict[str, Count] = field(default_factory=dict)
+    slots: dict[str, Count] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """Values at one time: ``number`` counts a job's points from 0, ``step`` is the newest optimizer step then."""
 
-    number: int
+    number: Count
     at: float
-    step: int
-    values: Mapping[str, float] = field(default_factory=dict)
+    step: Count
+    values: Annotated[Mapping[str, float], Meta(max_length=MOST_VALUES)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
     """A tracker's state for one job. ``where`` is the run's place for people, ``facts`` for programs, ``problem`` the last error."""
 
+    version: Literal[1] = 1
     cursor: Cursor = Cursor()
     pending: tuple[Point, ...] = ()
-    points: int = 0
-    where: str = ""
-    facts: dict[str, str] = field(default_factory=dict)
-    problem: str = ""
+    points: Count = 0
+    where: Text = ""
+    facts: dict[str, Text] = field(default_factory=dict)
+    problem: Text = ""
     finished: bool = False
     updated_at: float = 0.0
 
@@ -82,81 +87,25 @@ def path_of(job: Path, tracker: str) -> Path:
 def load(path: Path) -> Journal:
     """Return the journal at ``path``; an empty one where there is no valid one."""
     try:
-        body = json.loads(read_plain(path, MOST_BYTES))
-        if not isinstance(body, dict) or body.get("version") != VERSION:
-            return Journal()
-        return Journal(
-            cursor=_cursor(body["cursor"]),
-            pending=tuple(from_json(one) for one in body["pending"]),
-            points=_count(body["points"]),
-            where=str(body["where"])[:MOST_TEXT],
-            facts={str(name)[:MOST_TEXT]: str(value)[:MOST_TEXT] for name, value in body["facts"].items()},
-            problem=str(body["problem"])[:MOST_TEXT],
-            finished=body["finished"] is True,
-            updated_at=_time(body["updated_at"]),
-        )
-    except (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError):
+        # Python's JSON, not msgspec's: it has NaN and infinity, and a diverged loss is one.
+        found = msgspec.convert(json.loads(read_plain(path, MOST_BYTES)), Journal)
+    except (OSError, ValueError, RecursionError):  # msgspec's error is a ValueError
         return Journal()
+    times = (found.cursor.began_at, found.cursor.last_at, found.updated_at)
+    return found if all(map(math.isfinite, times)) else Journal()
 
 
 def save(path: Path, journal: Journal) -> Journal:
     """Replace the file, synced, and return the journal as written. Raises OSError."""
-    journal = replace(journal, updated_at=round(time.time(), 3))
-    body = {
-        "version": VERSION,
-        "cursor": asdict(journal.cursor),
-        "pending": [to_json(point) for point in journal.pending],
-        "points": journal.points,
-        "where": journal.where[:MOST_TEXT],
-        "facts": journal.facts,
-        "problem": journal.problem[:MOST_TEXT],
-        "finished": journal.finished,
-        "updated_at": journal.updated_at,
-    }
-    write_whole(path, json.dumps(body).encode())
-    return journal
-
-
-def _cursor(body: Any) -> Cursor:
-    return Cursor(
-        number=_count(body["number"]),
-        step=_count(body["step"]),
-        began_at=_time(body["began_at"]),
-        last_at=_time(body["last_at"]),
-        window=_count(body["window"]),
-        metrics=Place(inode=_count(body["metrics"]["inode"], 2**64), offset=_count(body["metrics"]["offset"])),
-        telemetry={str(name): _count(offset) for name, offset in body["telemetry"].items()},
-        slots={str(name): _count(slot) for name, slot in body["slots"].items()},
+    journal = replace(
+        journal,
+        where=journal.where[:MOST_TEXT],
+        facts={name: value[:MOST_TEXT] for name, value in journal.facts.items()},
+        problem=journal.problem[:MOST_TEXT],
+        updated_at=round(time.time(), 3),
     )
-
-
-def _count(value: Any, most: int = _MOST) -> int:
-    if type(value) is not int or not 0 <= value <= most:
-        raise ValueError("no count")
-    return value
-
-
-def _time(value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise ValueError("no time")
-    return float(value)
-
-
-def to_json(point: Point) -> list[Any]:
-    """Return a point as the journal keeps it."""
-    # JSON has no NaN and no infinity, and a diverged loss is one.
-    values = {name: value if math.isfinite(value) else str(value) for name, value in point.values.items()}
-    return [point.number, point.at, point.step, values]
-
-
-def from_json(body: Any) -> Point:
-    """Return the point that ``to_json`` wrote. Raises ValueError, TypeError."""
-    number, at, step, values = body
-    if not (is_whole(number) and is_whole(step) and isinstance(values, dict) and len(values) <= MOST_VALUES):
-        raise ValueError("no point")
-    if not all(isinstance(name, str) for name in values):
-        raise ValueError("no names")
-    return Point(number=number, at=float(at), step=step, values={name: float(value) for name, value in values.items()})
+    write_whole(path, json.dumps(asdict(journal)).encode())
+    return journal
 
 
 def is_whole(value: Any) -> bool:

@@ -11,7 +11,7 @@ from orchestrator.bench.statistics import deviation, known_mean, mean_interval, 
 def test_fewer_than_five_runs_have_a_mean_and_no_interval() -> None:
     found = mean_interval([1.0, 2.0, 3.0, 4.0])
     assert (found.value, found.bounds) == (2.5, None)
-    assert ratio_interval([2.0] * 4, [1.0] * 4).as_json() is None
+    assert ratio_interval([2.0] * 4, [1.0] * 4).bounds is None
 
 
 def test_few_runs_are_read_further_out() -> None:
