@@ -26,7 +26,7 @@ from orchestrator.analysis.plots import (
     new_figure,
     save,
 )
-from orchestrator.analysis.report import Written, document, file_name, plain, shown
+from orchestrator.analysis.report import Written, document, file_name, html_table, plain, shown
 from orchestrator.analysis.run_summary import ACCURACIES, summarize_run
 from orchestrator.units import number
 
@@ -248,9 +248,9 @@ def _trials(search: SearchResult) -> list[str]:
     best = [trial for trial in search.trials if trial.is_best]
     others = [trial for trial in search.trials if not trial.is_best]
     title = "Pareto front" if len(search.objectives) > 1 else "Best trial"
-    parts = [f"<h2>{title}</h2>", _table(head, [_trial(trial, names, search) for trial in best])]
+    parts = [f"<h2>{title}</h2>", html_table(head, [_trial(trial, names, search) for trial in best])]
     if others:
-        parts += ["<h2>Other trials</h2>", _table(head, [_trial(trial, names, search) for trial in others])]
+        parts += ["<h2>Other trials</h2>", html_table(head, [_trial(trial, names, search) for trial in others])]
     return parts
 
 
@@ -270,14 +270,7 @@ def _configurations(found: Sequence[Configuration]) -> list[str]:
             spread = "" if values is None or values.std is None else f" (±{number(values.std)})"
             cells.append("" if values is None else f"{number(values.mean, 6)}{spread}")
         rows.append([one.label, f"{one.ended} of {one.runs}", *cells])
-    return ["<h2>Configurations</h2>", _table(["configuration", "runs that succeeded", *quantities], rows)]
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    titles = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f'<div class="scroll"><table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
+    return ["<h2>Configurations</h2>", html_table(["configuration", "runs that succeeded", *quantities], rows)]
 
 
 GRAPHS: Final = "graphs"
@@ -371,12 +364,6 @@ def _copy(one: MatrixRun, results: Results) -> None:
     results.files.append(target)
 
 
-def _write(results: Results, name: str, text: str) -> None:
-    path = results.directory / name
-    path.write_text(text, encoding="utf-8")
-    results.files.append(path)
-
-
 def _write_csv(results: Results) -> None:
     path = results.directory / "summary.csv"
     parameters = list(dict.fromkeys(name for one in results.configurations for name in one.values))
@@ -443,7 +430,6 @@ def _short(label: str) -> str:
     return label if len(label) <= _LABEL else f"{label[: _LABEL - 3]}..."
 
 
-LABELS: Final = {"energy_joules": "energy (J)", "seconds": "time from the first report to the last (s)"}
 _MOST_NUMBERS: Final = 40
 
 
@@ -469,7 +455,7 @@ def write_history(trials: Sequence[TrialResult], name: str, order: str, target: 
     )
     _mark_pruned(panel, trials)
     panel.legend(fontsize="small", framealpha=0.9, loc="best")
-    finish(panel, x="trial", y=LABELS.get(name, name), title=f"{name} of each trial", from_zero=False)
+    finish(panel, x="trial", y=UNITS.get(name, name), title=f"{name} of each trial", from_zero=False)
     return save(figure, target)
 
 
@@ -523,4 +509,4 @@ def _front_panel(
     panel.margins(0.12)
     panel.legend(fontsize="small", framealpha=0.9, loc="best")
     better = " and ".join(f"{'less' if objectives[name] == 'min' else 'more'} {name}" for name in pair)
-    finish(panel, x=LABELS.get(across, across), y=LABELS.get(up, up), title=f"Better: {better}", from_zero=False)
+    finish(panel, x=UNITS.get(across, across), y=UNITS.get(up, up), title=f"Better: {better}", from_zero=False)

@@ -205,7 +205,7 @@ h1 { font-size: 1.5rem } h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bott
 table { border-collapse: collapse; margin: .6rem 0; font-variant-numeric: tabular-nums }
 th, td { padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top } td.n, th.n { text-align: right }
 thead th { border-bottom: 1px solid #999 } figure { margin: 1.2rem 0 } img { max-width: 100%; height: auto }
-figcaption, .note { color: #444 } .scroll { overflow-x: auto }
+figcaption, .note { color: #444 } .scroll { overflow-x: auto } .bad { color: #a00; font-weight: 600 }
 """
 
 
@@ -236,6 +236,14 @@ def document(title: str, body: Iterable[str]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{STYLE}</style></head>\n<body>\n" + "\n".join(body) + "\n</body></html>\n"
     )
+
+
+def html_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of texts, in a box that scrolls sideways."""
+    titles = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<div class="scroll"><table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _run(run: RunSummary) -> list[str]:

@@ -9,13 +9,22 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from orchestrator.api.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, DiskFullError, MissingPartError, OrchError
+from orchestrator.api.errors import (
+    EXIT_INTERNAL,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    BadRequestError,
+    DiskFullError,
+    MissingPartError,
+    OrchError,
+)
 from orchestrator.cli.console import Console
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from orchestrator.api.client import Client
     from orchestrator.api.transport.endpoint import Endpoint
@@ -71,14 +80,33 @@ def print_json(session: Session, value: object) -> None:
     session.console.print(json.dumps(value, ensure_ascii=False, indent=indent))
 
 
-def answer(session: Session, lines: Iterable[str], value: object, *, as_json: bool, code: int = EXIT_OK) -> int:
-    """Print a command's answer, ``lines`` for people or ``value`` as one JSON document; return ``code``."""
+def answer(
+    session: Session,
+    lines: Iterable[str],
+    value: object,
+    *,
+    as_json: bool,
+    code: int = EXIT_OK,
+    notes: Iterable[str] = (),
+) -> int:
+    """Print a command's answer, ``lines`` and then ``notes`` for people or ``value`` as one JSON document; return ``code``."""
     if as_json:
         print_json(session, value)
     else:
         for line in lines:
             session.console.print(line)
+        for note in notes:
+            session.console.note(note)
     return code
+
+
+@contextmanager
+def writing(place: object, hint: str) -> Iterator[None]:
+    """Raise BadRequestError where ``place`` cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise BadRequestError(f"{place} cannot be written: {error.strerror or error}", hint=hint) from error
 
 
 EXIT_BROKEN_PIPE = 141

@@ -227,6 +227,8 @@ def add_rows(found: GpuReadings, lines: Iterable[bytes]) -> None:
     columns = [(one.column, one.factor, found.values.setdefault(one.name, [])) for one in QUANTITIES]
     for line in lines:
         at, cells = sampled_at(line), line.split(b",")
-        for column, factor, values in columns if at is not None else ():
+        if at is None:
+            continue
+        for column, factor, values in columns:
             if (value := row_number(cells[column])) is not None:
                 values.append((at, value * factor))

@@ -8,7 +8,7 @@ import typer
 
 from orchestrator.api.errors import EXIT_JOB_FAILED, EXIT_OK, BadRequestError, NotFoundError, RefusedError
 from orchestrator.cli.commands.shared import Json
-from orchestrator.cli.session import Session, print_json
+from orchestrator.cli.session import Session, answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,17 +41,10 @@ def backup(
     path = _path(target)
     problems = _refusing(lambda: _problems(path) if check else _written(session, path, keep))
     if isinstance(problems, list):
-        if json:
-            print_json(session, {"backup": str(path), "problems": problems})
-        else:
-            for line in problems or [f"{path} is intact"]:
-                session.console.print(line)
-        return EXIT_JOB_FAILED if problems else EXIT_OK
-    if json:
-        print_json(session, {"backup": str(problems)})
-    else:
-        session.console.print(str(problems))
-    return EXIT_OK
+        code = EXIT_JOB_FAILED if problems else EXIT_OK
+        value = {"backup": str(path), "problems": problems}
+        return answer(session, problems or [f"{path} is intact"], value, as_json=json, code=code)
+    return answer(session, [str(problems)], {"backup": str(problems)}, as_json=json)
 
 
 def restore(
@@ -81,11 +74,8 @@ def restore(
             ) from error
 
     _refusing(put_back)
-    if json:
-        print_json(session, {"backup": str(path), "restored": str(store)})
-    else:
-        session.console.print(f"restored {store}; the next daemon uses it")
-    return EXIT_OK
+    line = f"restored {store}; the next daemon uses it"
+    return answer(session, [line], {"backup": str(path), "restored": str(store)}, as_json=json)
 
 
 def _path(text: str) -> Path:

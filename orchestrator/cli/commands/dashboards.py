@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.api.errors import EXIT_OK, BadRequestError, DaemonUnreachableError, RefusedError
+from orchestrator.api.errors import BadRequestError, DaemonUnreachableError, RefusedError
 from orchestrator.cli.commands.shared import Json
-from orchestrator.cli.session import Session, print_json
+from orchestrator.cli.session import Session, answer, writing
 from orchestrator.spec import token_file as token_file_reader
 from orchestrator.telemetry import grafana
 
@@ -45,16 +45,9 @@ def about() -> None:
 def export(folder: Folder, docs_url: Docs = "", json: Json = False) -> int:
     """Write the boards (JSON) and the rules (YAML) to a folder, for provisioning or import."""
     session = Session()
-    try:
-        files = grafana.export(folder, _docs(docs_url))
-    except OSError as error:
-        raise BadRequestError(f"{folder} cannot be written: {error}", hint="name a folder of your own") from error
-    if json:
-        print_json(session, {"files": [str(path) for path in files]})
-    else:
-        for path in files:
-            session.console.print(str(path))
-    return EXIT_OK
+    with writing(folder, "name a folder of your own"):
+        files = [str(path) for path in grafana.export(folder, _docs(docs_url))]
+    return answer(session, files, {"files": files}, as_json=json)
 
 
 @dashboards.command()
@@ -72,14 +65,8 @@ def push(
     except grafana.GrafanaError as error:
         kind = DaemonUnreachableError if error.unreachable else RefusedError
         raise kind(error.message, hint=error.hint) from error
-    if json:
-        print_json(
-            session, {"boards": [{"uid": b.uid, "title": b.title, "url": b.url, "version": b.version} for b in pushed]}
-        )
-    else:
-        for board in pushed:
-            session.console.print(f"{board.title}  {board.url}")
-    return EXIT_OK
+    boards = [{"uid": b.uid, "title": b.title, "url": b.url, "version": b.version} for b in pushed]
+    return answer(session, [f"{b.title}  {b.url}" for b in pushed], {"boards": boards}, as_json=json)
 
 
 def _token(token: str, file: Path | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,7 +20,7 @@ from orchestrator.cli.commands.selecting import ME, user_name
 from orchestrator.cli.commands.shared import Json, Yes, ask, complete_job, ended_in_order
 from orchestrator.cli.console import clean
 from orchestrator.cli.drills.drills import FELT_BY_ALL, IN_A_CAMPAIGN, WHAT, Kind
-from orchestrator.cli.session import Session, print_json
+from orchestrator.cli.session import Session, answer, writing
 from orchestrator.cli.times import parse_span_within
 from orchestrator.units import duration
 
@@ -121,11 +122,8 @@ def _once(session: Session, job: str, kind: Kind, rank: int, seconds: float, *, 
     if not yes:
         ask(session, f"{planned.job.id}: {WHAT[kind].format(rank=rank)}")
     report = planned.run(kind, much=yes)
-    if json:
-        print_json(session, report.to_json())
-    else:
-        _print(session, report)
-    return EXIT_OK if report.intact else EXIT_JOB_FAILED
+    code = EXIT_OK if report.intact else EXIT_JOB_FAILED
+    return answer(session, _lines(report), report.to_json(), as_json=json, code=code)
 
 
 # -- a campaign
@@ -163,13 +161,10 @@ def _campaign(
     )
     with ended_in_order():
         report = planned.run()
-    if json:
-        print_json(session, report.to_json())
-    else:
-        for line in lines(session.console, report):
-            session.console.print(line)
+    answer(session, lines(session.console, report), report.to_json(), as_json=json)
     if html is not None:
-        _write_page(html, page(report))
+        with writing(html, "choose another --html FILE"):
+            Path(html).write_text(page(report), encoding="utf-8")
     return _exit_code(report)
 
 
@@ -222,16 +217,7 @@ def _named(jobs: Sequence[JobView]) -> str:
     return ", ".join(f"{job.id} ({job.user})" for job in jobs[:MOST_NAMED]) + more
 
 
-def _write_page(path: str, text: str) -> None:
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise RefusedError(f"{path} cannot be written: {error.strerror}", hint="choose another --html FILE") from error
-
-
-def _print(session: Session, report: DrillReport) -> None:
-
+def _lines(report: DrillReport) -> list[str]:
     rows = [
         ("did", clean(report.did)),
         ("detected after", duration(report.detection_seconds) or "-"),
@@ -241,5 +227,4 @@ def _print(session: Session, report: DrillReport) -> None:
         ("good checkpoint", "-" if report.checkpoint_step is None else f"step {report.checkpoint_step}"),
         ("intact", "yes" if report.intact else "no: " + "; ".join(clean(p) for p in report.problems)),
     ]
-    for label, text in rows:
-        session.console.print(f"{label:<16} {text}")
+    return [f"{label:<16} {text}" for label, text in rows]

@@ -11,7 +11,7 @@ from orchestrator.api.errors import EXIT_OK, EXIT_PARTLY, NotFoundError
 from orchestrator.cli.commands.shared import Job, Json, Quiet
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.table import Bar
-from orchestrator.cli.session import Session, print_json
+from orchestrator.cli.session import Session, answer
 from orchestrator.units import plural, size
 
 if TYPE_CHECKING:
@@ -58,11 +58,8 @@ def get(
         hint = f"`orch get {found.id} --list` lists the files; outputs are what `outputs:` in job.yaml names"
         raise NotFoundError(f"{found.id} has left no file that matches {' or '.join(patterns)}", hint=hint)
     if only_list:
-        if json:
-            print_json(session, files.to_json())
-        for file in () if json else files.files:
-            session.console.print(f"{size(file.size_bytes):>10}  {clean(file.path)}")
-        return EXIT_OK
+        lines = (f"{size(file.size_bytes):>10}  {clean(file.path)}" for file in files.files)
+        return answer(session, lines, files.to_json(), as_json=json)
     return _download(session, files, output_dir or Path(found.id), json=json)
 
 
@@ -90,10 +87,7 @@ def _download(session: Session, files: FileList, target: Path, *, json: bool) ->
             failed.append(file.path)
     bar.end()
     received = sum(each.received for each in done)
-    if json:
-        entries = [{"path": each.path, "bytes": each.size_bytes, "received": each.received} for each in done]
-        print_json(session, {"job_id": files.job_id, "directory": str(target), "files": entries, "failed": failed})
-    else:
-        count = f"{len(done)} file{'s' if len(done) != 1 else ''}"
-        session.console.print(f"{count} in {target}, {size(received)} received")
-    return EXIT_PARTLY if failed else EXIT_OK
+    entries = [{"path": each.path, "bytes": each.size_bytes, "received": each.received} for each in done]
+    value = {"job_id": files.job_id, "directory": str(target), "files": entries, "failed": failed}
+    line = f"{plural(len(done), 'file')} in {target}, {size(received)} received"
+    return answer(session, [line], value, as_json=json, code=EXIT_PARTLY if failed else EXIT_OK)

@@ -10,11 +10,13 @@ import typer
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError
 from orchestrator.cli.commands.shared import Json, complete_job
-from orchestrator.cli.session import Session, require
+from orchestrator.cli.session import Session, answer, require
 from orchestrator.cli.times import parse_span, parse_span_within
 from orchestrator.units import duration
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from orchestrator.cli.render.gpus import GpuSummary
     from orchestrator.gpu.row import GpuRow
 
@@ -39,22 +41,12 @@ def gpus(
 
     session = Session()
     seen = _gpu_summary(session, simulate_gpus) if job is None else _gpus_of(session, job, simulate_gpus)
-    if json:
-        from orchestrator.cli.session import print_json
-
-        print_json(session, {"gpus": [row.to_json() for row in seen.rows], "problems": list(seen.problems)})
-        return EXIT_OK
-    lines = render_table(session.console, COLUMNS, seen.rows)
     none = "no GPU found (orch gpus --simulate-gpus 2 shows an example)"
-    for line in lines or [none if job is None else f"{job} holds no GPU now; `orch report {job}` shows what it did"]:
-        session.console.print(line)
-    _print_balance(session, seen)
-    for row in seen.rows:
-        if row.problem:
-            session.console.note(f"{row.node}: GPU {row.index}: {row.problem}")
-    for problem in seen.problems:
-        session.console.note(problem)
-    return EXIT_OK
+    none = none if job is None else f"{job} holds no GPU now; `orch report {job}` shows what it did"
+    lines = [*(render_table(session.console, COLUMNS, seen.rows) or [none]), *_balance_lines(session, seen)]
+    broken = [f"{row.node}: GPU {row.index}: {row.problem}" for row in seen.rows if row.problem]
+    value = {"gpus": [row.to_json() for row in seen.rows], "problems": list(seen.problems)}
+    return answer(session, lines, value, as_json=json, notes=[*broken, *seen.problems])
 
 
 def _gpu_summary(session: Session, simulate: int) -> GpuSummary:
@@ -85,18 +77,17 @@ def _gpus_of(session: Session, ref: str, simulate: int) -> GpuSummary:
     )
 
 
-def _print_balance(session: Session, seen: GpuSummary) -> None:
+def _balance_lines(session: Session, seen: GpuSummary) -> Iterator[str]:
     from orchestrator.cli.render.gpus import BAND_STYLES, balance_line, finding_lines
 
     for job in seen.jobs:
         text, band = balance_line(job.balance)
-        if text:
-            session.console.print(f"{job.id}: balance {session.console.style(text, *BAND_STYLES.get(band, ()))}")
         lines = finding_lines(job.findings)
-        if lines and not text:
-            session.console.print(f"{job.id}:")
-        for line in lines:
-            session.console.print(f"  {line}")
+        if text:
+            yield f"{job.id}: balance {session.console.style(text, *BAND_STYLES.get(band, ()))}"
+        elif lines:
+            yield f"{job.id}:"
+        yield from (f"  {line}" for line in lines)
 
 
 def top(

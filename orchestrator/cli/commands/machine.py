@@ -25,13 +25,13 @@ from orchestrator.api.errors import (
 )
 from orchestrator.api.launch import DEFAULT_PAGE_LISTEN, DEFAULT_READ_LISTEN, DemoOptions, Level, ServeOptions
 from orchestrator.api.transport import wire
-from orchestrator.api.transport.endpoint import endpoint_from, login_path, read_login, tcp_endpoint
+from orchestrator.api.transport.endpoint import login_path, read_login, tcp_endpoint
 from orchestrator.api.transport.peer import credentials, holder, is_stopped
 from orchestrator.cli.commands.shared import Json, Quiet, Yes, ask, from_here, takes
 from orchestrator.cli.console import clean
-from orchestrator.cli.session import Session, print_json, require
+from orchestrator.cli.session import Session, answer, print_json, require
 from orchestrator.cli.times import parse_span
-from orchestrator.units import duration, size
+from orchestrator.units import duration, plural, size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -253,26 +253,23 @@ def up(options: ServeOptions, *, json: Json = False, quiet: Quiet = False) -> in
     """Start the daemon in the background and return when it accepts jobs; a daemon that already runs is left as it is."""
     session = Session(quiet=quiet)
     reply = launch(session, options)
-    if json:
-        print_json(session, {name: getattr(reply, name) for name in reply.__dataclass_fields__})
-        return EXIT_OK
-    if reply.started:
-        session.console.print(f"the daemon is ready (process {reply.pid}, {duration(reply.seconds)})")
-    else:
-        session.console.print(f"the daemon runs already (process {reply.pid})")
+    notes = []
     if reply.page_address:
-        session.console.note(f"page: {reply.page_address} (`orch ui` opens it)")
+        notes.append(f"page: {reply.page_address} (`orch ui` opens it)")
     if reply.read_address:
         moved = reply.started and not options.read_fixed and reply.read_address != options.read_listen
         why = f" ({options.read_listen} is in use; --read-listen chooses)" if moved else ""
-        session.console.note(f"metrics: http://{reply.read_address}/metrics{why}")
+        notes.append(f"metrics: http://{reply.read_address}/metrics{why}")
     if reply.prometheus_url:
-        session.console.note(f"Prometheus: {reply.prometheus_url}")
+        notes.append(f"Prometheus: {reply.prometheus_url}")
     if reply.alertmanager_url:
-        session.console.note(f"Alertmanager: {reply.alertmanager_url}")
+        notes.append(f"Alertmanager: {reply.alertmanager_url}")
     if reply.prometheus_password_file:
-        session.console.note(f"their user is orch, the password is in {reply.prometheus_password_file}")
-    return EXIT_OK
+        notes.append(f"their user is orch, the password is in {reply.prometheus_password_file}")
+    ready = f"the daemon is ready (process {reply.pid}, {duration(reply.seconds)})"
+    line = ready if reply.started else f"the daemon runs already (process {reply.pid})"
+    value = {name: getattr(reply, name) for name in reply.__dataclass_fields__}
+    return answer(session, [line], value, as_json=json, notes=notes)
 
 
 @takes(serve_options)
@@ -299,21 +296,14 @@ def down(
     session = Session(quiet=quiet)
     seconds = STOP_JOBS_SECONDS if stop_jobs else DOWN_SECONDS
     reply = _shut_down(session, stop_jobs=stop_jobs, seconds=seconds) or _wait_for_one_that_ends(session, seconds)
-    if json:
-        answer = {"running": [], "stopped": []} if reply is None else reply.to_json()
-        print_json(session, {**answer, "was_running": reply is not None})
-        return EXIT_OK
-    if reply is None:
-        session.console.print("no daemon is running")
-        return EXIT_OK
-    session.console.print("the daemon has stopped")
-    if reply.stopped:
-        session.console.note(f"back in the queue: {', '.join(reply.stopped)}")
-    if reply.running:
-        session.console.note(
-            f"still running without it: {', '.join(reply.running)}; the next daemon supervises them again"
-        )
-    return EXIT_OK
+    value = {"running": [], "stopped": []} if reply is None else reply.to_json()
+    notes = []
+    if reply is not None and reply.stopped:
+        notes.append(f"back in the queue: {', '.join(reply.stopped)}")
+    if reply is not None and reply.running:
+        notes.append(f"still running without it: {', '.join(reply.running)}; the next daemon supervises them again")
+    line = "no daemon is running" if reply is None else "the daemon has stopped"
+    return answer(session, [line], {**value, "was_running": reply is not None}, as_json=json, notes=notes)
 
 
 def _shut_down(session: Session, *, stop_jobs: bool, seconds: float) -> ShutdownReply | None:
@@ -352,17 +342,13 @@ def doctor(json: Json = False) -> int:
     session = Session()
     findings = examine(session)
     broken = any(finding.level is Level.ERROR for finding in findings)
-    if json:
-        plain = [{"level": item.level.value, "what": item.what, "remedy": item.remedy} for item in findings]
-        print_json(session, {"healthy": not broken, "findings": plain})
-        return EXIT_REFUSED if broken else EXIT_OK
+    lines = []
     for item in findings:
-        session.console.print(
-            f"{session.console.style(item.level.value.ljust(8), *LEVEL_STYLES[item.level])}{item.what}"
-        )
-        if item.remedy:
-            session.console.print(f"        {item.remedy}")
-    return EXIT_REFUSED if broken else EXIT_OK
+        level = session.console.style(item.level.value.ljust(8), *LEVEL_STYLES[item.level])
+        lines += [f"{level}{item.what}", *([f"        {item.remedy}"] if item.remedy else [])]
+    plain = [{"level": item.level.value, "what": item.what, "remedy": item.remedy} for item in findings]
+    code = EXIT_REFUSED if broken else EXIT_OK
+    return answer(session, lines, {"healthy": not broken, "findings": plain}, as_json=json, code=code)
 
 
 def demo(json: Json = False) -> int:
@@ -380,15 +366,11 @@ def ui(
     """Open the page of jobs, GPUs and nodes in a browser, signed in as you by a link that works once."""
     session = Session()
     reply = session.client().page_link()
-    if json:
-        print_json(session, reply.to_json())
-        return EXIT_OK
-    if not print_link and _opened(reply.url):
+    if not (json or print_link) and _opened(reply.url):
         session.console.print(f"opened {reply.address}")
         return EXIT_OK
-    session.console.print(reply.url)
-    session.console.note(f"it signs in once, within {duration(reply.valid_seconds)}; then {reply.address} is enough")
-    return EXIT_OK
+    notes = [f"it signs in once, within {duration(reply.valid_seconds)}; then {reply.address} is enough"]
+    return answer(session, [reply.url], reply.to_json(), as_json=json, notes=notes)
 
 
 def _opened(url: str) -> bool:
@@ -439,7 +421,7 @@ def prune(
 
 
 def _jobs_and_bytes(reply: PruneReply) -> str:
-    return f"{len(reply.removed)} job{'' if len(reply.removed) == 1 else 's'}, {size(reply.freed_bytes)}"
+    return f"{plural(len(reply.removed), 'job')}, {size(reply.freed_bytes)}"
 
 
 def login(
@@ -469,33 +451,23 @@ def login(
             raise BadRequestError("--forget takes no ADDRESS", hint="orch login --forget")
         return _forget(session, json=json)
     if address is None:
-        return _where(session, json=json)
+        endpoint = session.endpoint
+        value = {"address": endpoint.label, "remote": not endpoint.socket_path}
+        return answer(session, [f"commands go to {endpoint.label}"], value, as_json=json)
     endpoint = tcp_endpoint(address)
     token = _token(session, token_file)
     from orchestrator.api.client import Client
 
     health = Client(endpoint._replace(token=token), environ=session.environ).health()
     _write(session, f"{endpoint.label}\n{token}\n")
-    if json:
-        print_json(session, {"address": endpoint.label, "version": health.version})
-    else:
-        session.console.print(f"commands go to {endpoint.label}; `orch login --forget` ends that")
-        _warn(session)
-    return EXIT_OK
+    line = f"commands go to {endpoint.label}; `orch login --forget` ends that"
+    value = {"address": endpoint.label, "version": health.version}
+    return answer(session, [line], value, as_json=json, notes=_precedence(session))
 
 
-def _warn(session: Session) -> None:
-    if session.environ.get("ORCH_ADDRESS"):
-        session.console.note(f"ORCH_ADDRESS={session.environ['ORCH_ADDRESS']} takes precedence")
-
-
-def _where(session: Session, *, json: bool) -> int:
-    endpoint = session.endpoint
-    if json:
-        print_json(session, {"address": endpoint.label, "remote": not endpoint.socket_path})
-        return EXIT_OK
-    session.console.print(f"commands go to {endpoint.label}")
-    return EXIT_OK
+def _precedence(session: Session) -> list[str]:
+    address = session.environ.get("ORCH_ADDRESS")
+    return [f"ORCH_ADDRESS={address} takes precedence"] if address else []
 
 
 def _forget(session: Session, *, json: bool) -> int:
@@ -503,12 +475,9 @@ def _forget(session: Session, *, json: bool) -> int:
     was = os.path.lexists(path)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-    if json:
-        print_json(session, {"address": endpoint_from(session.environ).label, "was_logged_in": was})
-    else:
-        session.console.print("logged out" if was else "there was no login")
-        _warn(session)
-    return EXIT_OK
+    line = "logged out" if was else "there was no login"
+    value = {"address": session.endpoint.label, "was_logged_in": was}
+    return answer(session, [line], value, as_json=json, notes=_precedence(session))
 
 
 def _token(session: Session, token_file: str) -> str:

@@ -13,7 +13,7 @@ from orchestrator.cli.commands.shared import Json, complete_job
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.jobs import BAR_WIDTH, STATE_STYLES
 from orchestrator.cli.render.table import Cell, Column, bar, render_table
-from orchestrator.cli.session import Session, answer
+from orchestrator.cli.session import Session, answer, writing
 from orchestrator.cli.times import value_text
 from orchestrator.units import duration, number
 
@@ -255,18 +255,11 @@ def _write(
     score = None
     if view.score_attribute is not None:
         score = Score(name=view.score_attribute, highest=view.score_order == "max")
-    try:
+    with writing(directory, "name another place with --results"):
         runs, kept = _runs(session, view), REPEATS | frozenset(repeats)
         written = write_results(runs, directory, score, repeats=kept, search=_search(view), title=view.id)
-    except OSError as error:
-        raise BadRequestError(
-            f"{directory} cannot be written: {error.strerror or error}", hint="name another place with --results"
-        ) from error
     lines = [summary_text(written.configurations).rstrip(), str(directory)]
-    answer(session, lines, written.to_json(), as_json=as_json)
-    for problem in () if as_json else written.missing:
-        session.console.note(problem)
-    return EXIT_OK
+    return answer(session, lines, written.to_json(), as_json=as_json, notes=written.missing)
 
 
 def _search(view: MatrixView) -> SearchResult | None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.api.errors import EXIT_OK, BadRequestError
+from orchestrator.api.errors import BadRequestError
 from orchestrator.cli.commands.shared import Job, Json
 from orchestrator.cli.console import clean
-from orchestrator.cli.session import Session, print_json
+from orchestrator.cli.session import Session, answer, writing
 from orchestrator.cli.times import parse_span_within
 from orchestrator.units import size
 
@@ -35,15 +35,8 @@ def stacks(
     client = session.client()
     found = session.job(job)
     reply = client.stacks(found.id, rank=rank)
-    if json:
-        print_json(session, reply.to_json())
-        return EXIT_OK
-    for number, one in enumerate(reply.ranks):
-        if number:
-            session.console.print("")
-        for line in _lines(one):
-            session.console.print(line)
-    return EXIT_OK
+    lines = [line for one in reply.ranks for line in ("", *_lines(one))]
+    return answer(session, lines[1:], reply.to_json(), as_json=json)
 
 
 def _lines(rank: RankStacksView) -> list[str]:
@@ -87,12 +80,8 @@ def profile(
     if not target.parent.is_dir():
         raise BadRequestError(f"{target.parent} is not a directory", hint="make it, or name another --output")
     data = client.profile(found.id, steps=steps, rank=rank, timeout_seconds=seconds)
-    try:
+    with writing(target, "name another --output"):
         target.write_bytes(data)
-    except OSError as error:
-        raise BadRequestError(f"{target} cannot be written: {error.strerror}", hint="name another --output") from error
-    if json:
-        print_json(session, {"job_id": found.id, "rank": rank, "path": str(target), "bytes": len(data)})
-    else:
-        session.console.print(f"{target} ({size(len(data))}): open it in https://ui.perfetto.dev")
-    return EXIT_OK
+    line = f"{target} ({size(len(data))}): open it in https://ui.perfetto.dev"
+    value = {"job_id": found.id, "rank": rank, "path": str(target), "bytes": len(data)}
+    return answer(session, [line], value, as_json=json)

@@ -19,7 +19,7 @@ from orchestrator.api.errors import (
     RefusedError,
 )
 from orchestrator.cli.commands.shared import Job, Json, complete_job, finite
-from orchestrator.cli.session import Session, print_json
+from orchestrator.cli.session import Session, answer, writing
 from orchestrator.parts import install_line
 
 if TYPE_CHECKING:
@@ -173,22 +173,12 @@ def report(
     session = Session()
     found = find_runs(session, runs)
     directory = output_dir or Path(_directory_name(found))
-    try:
+    with writing(directory, "name another place with --output-dir"):
         written = write_report(found, directory, price_per_kwh=price_per_kwh)
-    except OSError as error:
-        raise BadRequestError(
-            f"{directory} cannot be written: {error.strerror or error}", hint="name another place with --output-dir"
-        ) from error
-    if json:
-        print_json(session, written.to_json())
-        return EXIT_OK
-    if len(written.runs) == 1:
-        session.console.print(summary_text(written.runs[0]))
-    for path in written.files:
-        session.console.print(str(path))
-    for problem in written.missing:
-        session.console.note(problem)
-    return EXIT_OK
+    lines = [summary_text(run) for run in written.runs if len(written.runs) == 1] + [
+        str(path) for path in written.files
+    ]
+    return answer(session, lines, written.to_json(), as_json=json, notes=written.missing)
 
 
 def _directory_name(runs: list[Run]) -> str:
@@ -239,20 +229,15 @@ def compare(
         raise BadRequestError(str(error)) from error
     text = comparison_text(result)
     files = _write(session, found, result, text, output_dir) if plots else []
-    if json:
-        answer = plain(result)
-        for pair in answer["pairs"]:
-            rows = next(one for one in result.pairs if one.letter == pair["letter"]).rows
-            for row, compared_row in zip(pair["rows"], rows, strict=True):
-                row["sentence"] = sentence(compared_row, pair["letter"])
-        broken_conditions = [
-            {"condition": one.condition.text, "run": one.letter, "metric": one.row.measure.name} for one in failed
-        ]
-        print_json(session, {**answer, "failed": broken_conditions, "files": [str(path) for path in files]})
-    else:
-        session.console.print(text)
-        for path in files:
-            session.console.print(str(path))
+    value = plain(result)
+    for pair, compared_pair in zip(value["pairs"], result.pairs, strict=True):
+        for row, compared_row in zip(pair["rows"], compared_pair.rows, strict=True):
+            row["sentence"] = sentence(compared_row, pair["letter"])
+    value["failed"] = [
+        {"condition": one.condition.text, "run": one.letter, "metric": one.row.measure.name} for one in failed
+    ]
+    value["files"] = [str(path) for path in files]
+    answer(session, [text, *value["files"]], value, as_json=json)
     for line in broken_lines(failed):
         session.console.print_error(line)
     return EXIT_JOB_FAILED if failed else EXIT_OK
@@ -273,21 +258,15 @@ def _write(session: Session, runs: Sequence[Run], result: Comparison, text: str,
     from orchestrator.analysis.report import file_name
 
     directory = output_dir or Path("compare-" + "-".join(file_name(run.name)[:60] for run in runs[:2]))
-    files = []
-    try:
+    files = [directory / TEXT]
+    with writing(directory, "name another place with --output-dir, or --no-plots"):
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / TEXT).write_text(text, encoding="utf-8")
-        files.append(directory / TEXT)
+        files[0].write_text(text, encoding="utf-8")
         for draw, name in ((write_overlay, OVERLAY), (write_histograms, HISTOGRAMS)):
             try:
                 files.append(draw(runs, result.align, directory / name))
             except PlotError as error:
                 session.console.note(str(error))
-    except OSError as error:
-        raise BadRequestError(
-            f"{directory} cannot be written: {error.strerror or error}",
-            hint="name another place with --output-dir, or --no-plots",
-        ) from error
     return files
 
 

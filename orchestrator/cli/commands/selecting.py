@@ -18,7 +18,7 @@ from orchestrator.api.errors import (
 )
 from orchestrator.api.views import TERMINAL_STATES
 from orchestrator.cli.commands.shared import Json, Quiet, Yes, ask, complete_job
-from orchestrator.cli.session import Session, print_json, report_error
+from orchestrator.cli.session import Session, answer, print_json, report_error
 from orchestrator.units import plural
 
 if TYPE_CHECKING:
@@ -222,13 +222,10 @@ def _named(session: Session, client: Client, ref: str, states: tuple[str, ...]) 
 
 
 def _show(session: Session, verb: Verb, chosen: Sequence[JobView], *, as_json: bool) -> None:
-    if as_json:
-        keys = ("job_id", "name", "user", "state")
-        print_json(session, {"would": verb.name, "jobs": [{key: getattr(job, key) for key in keys} for job in chosen]})
-        return
-    for line in _table(session, chosen):
-        session.console.print(line)
-    session.console.note(f"would {verb.name}{verb.preposition} {plural(len(chosen), 'job')}")
+    keys = ("job_id", "name", "user", "state")
+    value = {"would": verb.name, "jobs": [{key: getattr(job, key) for key in keys} for job in chosen]}
+    would = f"would {verb.name}{verb.preposition} {plural(len(chosen), 'job')}"
+    answer(session, _table(session, chosen), value, as_json=as_json, notes=[would])
 
 
 def _table(session: Session, chosen: Sequence[JobView]) -> list[str]:

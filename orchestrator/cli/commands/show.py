@@ -12,7 +12,7 @@ from orchestrator.api.errors import EXIT_OK
 from orchestrator.cli.commands.shared import Job, Json
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.jobs import LABEL_WIDTH
-from orchestrator.cli.session import Session, answer, print_json
+from orchestrator.cli.session import Session, answer
 from orchestrator.units import clock
 
 if TYPE_CHECKING:
@@ -43,12 +43,8 @@ def show(
             session.console.print(line)
         if found.masked:
             session.console.note(f"masked: {', '.join(found.masked)}; put the values back before you submit it")
-    elif json:
-        print_json(session, found.to_json())
-    else:
-        for line in _lines(session, found):
-            session.console.print(line)
-    return EXIT_OK
+        return EXIT_OK
+    return answer(session, _lines(session, found), found.to_json(), as_json=json)
 
 
 def _lines(session: Session, found: SpecView) -> Iterator[str]:

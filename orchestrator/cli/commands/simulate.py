@@ -11,7 +11,7 @@ import typer
 from orchestrator.api.errors import EXIT_OK, BadRequestError
 from orchestrator.cli.commands.shared import Json, finite
 from orchestrator.cli.render.table import Column, render_table
-from orchestrator.cli.session import Session, answer
+from orchestrator.cli.session import Session, answer, writing
 from orchestrator.core.simulation import TraceJob
 from orchestrator.units import duration
 
@@ -209,12 +209,8 @@ def _synthetic(family: str, *, jobs: int, gpus: float, load: float, seed: int) -
 def _write(session: Session, jobs: list[TraceJob], path: Path) -> int:
     from orchestrator.analysis.traces import write_trace
 
-    try:
+    with writing(path, "name another file"):
         write_trace(jobs, path)
-    except OSError as error:
-        raise BadRequestError(
-            f"{path} cannot be written: {error.strerror or error}", hint="name another file"
-        ) from error
     session.console.print(f"{path}: {len(jobs)} jobs")
     return EXIT_OK
 
@@ -224,13 +220,10 @@ def _plot(results: list[Result], path: Path) -> None:
     from orchestrator.analysis.simulation import write_picture
 
     try:
-        write_picture(results, path)
+        with writing(path, "name another file"):
+            write_picture(results, path)
     except PlotError as error:
         raise BadRequestError(str(error), hint="or omit --plot") from error
-    except OSError as error:
-        raise BadRequestError(
-            f"{path} cannot be written: {error.strerror or error}", hint="name another file"
-        ) from error
 
 
 def _document(nodes: str, results: list[Result]) -> dict[str, Any]:

@@ -302,13 +302,6 @@ class Campaign:
 
 HEAD: Final = ("KIND", "DONE", "INTACT", "REFUSED", "DETECTED p50", "max", "RECOVERED p50", "p99", "max", "STEPS LOST")
 ROUNDS: Final = ("TIME", "KIND", "JOB", "RANK", "DID", "DETECTED", "RECOVERED", "STEPS LOST", "RESULT")
-STYLE: Final = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; color: #111; background: #fff }
-h1 { font-size: 1.5rem } h2 { font-size: 1.2rem; margin-top: 2rem }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums } .scroll { overflow-x: auto }
-th, td { padding: .2rem .9rem .2rem 0; text-align: left; vertical-align: top } thead th { border-bottom: 1px solid #999 }
-.bad { color: #a00; font-weight: 600 }
-"""
 
 
 def round_line(done: Round) -> str:
@@ -358,18 +351,19 @@ def _reason(reason: BudgetReached | RefusedRepeatedly) -> str:
 
 def page(report: CampaignReport) -> str:
     """Format the report as one HTML page that loads no other file."""
+    from orchestrator.analysis.report import document, html_table
+
     state = "" if report.intact else ' class="bad"'
-    notes = "".join(f'<li class="bad">{escape(problem)}</li>' for problem in report.all_problems())
-    notes += "".join(f"<li>{escape(line)}</li>" for line in left_alone(report))
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Campaign of drills</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{STYLE}</style></head>\n<body>\n<h1>Campaign of drills</h1>\n"
-        f"<p{state}>{escape(outcome(report))}</p>\n<p>Jobs: {escape(', '.join(report.jobs))}</p>\n"
-        + (f"<ul>{notes}</ul>\n" if notes else "")
-        + f"<h2>By kind</h2>\n{_table(HEAD, [_cells(one) for one in report.figures()])}\n"
-        + f"<h2>Drills</h2>\n{_table(ROUNDS, [_round_cells(done) for done in report.rounds])}\n</body></html>\n"
-    )
+    notes = [f'<li class="bad">{escape(problem)}</li>' for problem in report.all_problems()]
+    notes += [f"<li>{escape(line)}</li>" for line in left_alone(report)]
+    body = [
+        "<h1>Campaign of drills</h1>",
+        f"<p{state}>{escape(outcome(report))}</p>\n<p>Jobs: {escape(', '.join(report.jobs))}</p>",
+        *(["<ul>", *notes, "</ul>"] if notes else []),
+        f"<h2>By kind</h2>\n{html_table(HEAD, [_cells(one) for one in report.figures()])}",
+        f"<h2>Drills</h2>\n{html_table(ROUNDS, [_round_cells(done) for done in report.rounds])}",
+    ]
+    return document("Campaign of drills", body)
 
 
 def _cells(one: Figures) -> list[str]:
@@ -394,9 +388,3 @@ def _round_cells(done: Round) -> list[str]:
         lost,
         result,
     ]
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    titles = "".join(f"<th>{escape(title)}</th>" for title in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
