@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks import kept
 from benchmarks.measure import parser, report, result, summary
-from orchestrator.analysis.simulation import compare, parse_nodes
-from orchestrator.analysis.traces import FAMILIES, read_trace, synthetic_trace
+from orchestrator.analysis.simulation import FAMILIES, compare, parse_nodes, read_trace, synthetic_trace
 from orchestrator.core.simulation import Outcome, Ran, Usage, figures_of
 
 if TYPE_CHECKING:

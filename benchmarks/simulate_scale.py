@@ -16,8 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.measure import parser, report, result, summary
-from orchestrator.analysis.simulation import parse_nodes
-from orchestrator.analysis.traces import synthetic_trace
+from orchestrator.analysis.simulation import parse_nodes, synthetic_trace
 from orchestrator.core import events as ev
 from orchestrator.core.facts.requesters import ByLimit
 from orchestrator.core.ids import JobId

@@ -38,8 +38,7 @@ from orchestrator.core.states import JobState
 from orchestrator.spec.plain_files import read_plain
 from orchestrator.store.errors import StoreClosedError
 from orchestrator.web.answers import MOST_NOTE, caller_of, event_stream, form_of, frame, job_address, markup, page
-from orchestrator.web.chart_shelf import ChartShelf
-from orchestrator.web.charts import window_of
+from orchestrator.web.charts import ChartShelf, window_of
 from orchestrator.web.compare_page import CompareViews
 from orchestrator.web.guard import Guard
 from orchestrator.web.job_page import (

@@ -1,26 +1,33 @@
 """Draws recorded values as SVG without inline styles or scripts: lines, bands, and the values for the page's script.
 
 A drawing is stretched to the width of its place, so texts are HTML beside it. Colours are classes; lines after
-the eighth are dashed, and each value is also given in words.
+the eighth are dashed, and each value is also given in words. Charts are kept for seconds, whatever the number of browsers.
 """
 
 from __future__ import annotations
 
+import time
+from collections import OrderedDict
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import floor, isfinite, log2, log10
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlencode
 
 from orchestrator import units
+from orchestrator.api.curve_views import CurveQuery
 from orchestrator.api.errors import BadRequestError
+from orchestrator.web.answers import job_address, node_address
 from orchestrator.web.rendering import render
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from orchestrator.api.curve_views import ChartView, CurveView
+    from orchestrator.api.curve_views import ChartView, CurveView, GpuHistoryView
+    from orchestrator.api.service import JobService
+    from orchestrator.api.views import JobView
+    from orchestrator.core.ids import JobId
 
 WIDTH: Final = 1000
 HEIGHT: Final = 100
@@ -320,3 +327,93 @@ def _in_words(curve: CurveView) -> str:
     if not known:
         return "nothing finite"
     return f"last {units.number(known[-1])}, least {units.number(min(known))}, most {units.number(max(known))}"
+
+
+T = TypeVar("T")
+
+KEEP_SECONDS: Final = 5.0
+MOST_KEPT: Final = 32
+
+
+class ChartShelf:
+    """Cache of charts as HTML. ``clock`` returns seconds. Charts of an ended job are kept until others replace them."""
+
+    def __init__(self, service: JobService, clock: Callable[[], float] = time.monotonic) -> None:
+        self._service = service
+        self._clock = clock
+        self._jobs: OrderedDict[tuple[object, ...], tuple[float, str]] = OrderedDict()
+        self._nodes: OrderedDict[tuple[object, ...], tuple[float, tuple[GpuHistoryView, str]]] = OrderedDict()
+
+    async def of_job(self, job: JobView, job_id: JobId, window: Window) -> str:
+        """Return the charts of a job."""
+
+        async def draw() -> str:
+            view = await self._service.curves(job_id, CurveQuery(since=window.since, until=window.until))
+            ends = (view.begin, view.end)
+            return charts_html(view.charts, ends, window, job_address(job_id), sampled=view.sampled)
+
+        return await self._kept(self._jobs, (job_id, window, job.ended_at), draw, lasts=job.is_terminal)
+
+    async def of_gpus(self, node: str, uuids: Sequence[str], chosen: str, window: Window) -> tuple[GpuHistoryView, str]:
+        """Return the history of GPUs of a node, and its charts; ``chosen`` is the GPU named by the address, if any."""
+
+        async def draw() -> tuple[GpuHistoryView, str]:
+            view = await self._service.gpu_history(uuids, CurveQuery(since=window.since, until=window.until))
+            ends, more = (view.begin, view.end), {"gpu": chosen} if chosen else {}
+            html = charts_html(view.charts, ends, window, node_address(node), sampled=view.sampled, more=more)
+            return view, html
+
+        return await self._kept(self._nodes, (node, *uuids, window), draw, lasts=False)
+
+    async def _kept(
+        self,
+        shelf: OrderedDict[tuple[object, ...], tuple[float, T]],
+        key: tuple[object, ...],
+        draw: Callable[[], Awaitable[T]],
+        *,
+        lasts: bool,
+    ) -> T:
+        at, found = shelf.get(key, (None, None))
+        if at is not None and found is not None and (lasts or self._clock() - at < KEEP_SECONDS):
+            return found
+        made = await draw()
+        shelf[key] = (self._clock(), made)
+        shelf.move_to_end(key)
+        while len(shelf) > MOST_KEPT:
+            shelf.popitem(last=False)
+        return made
+
+
+LEAST: Final = 2.0
+"""Minimum width: an attempt that failed at once is still visible."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """An attempt's place on the time line."""
+
+    x: float
+    width: float
+    state: str
+    label: str
+
+
+def timeline(job: JobView, now: float) -> str:
+    """Return the time line of the view's attempts; a table beside it shows the same. Empty without attempts."""
+    if not job.attempts:
+        return ""
+    began = min(job.submitted_at, job.attempts[0].started_at) if len(job.attempts) == job.attempt else 0.0
+    began = began or job.attempts[0].started_at
+    ended = max(job.ended_at or now, job.attempts[-1].ended_at or 0.0, began + 1.0)
+    scale = WIDTH / (ended - began)
+    bars = [
+        Bar(
+            x=(one.started_at - began) * scale,
+            width=max(LEAST, ((one.ended_at or ended) - one.started_at) * scale),
+            state=one.state,
+            label=f"attempt {one.number}: {one.state}, {units.duration((one.ended_at or ended) - one.started_at)}",
+        )
+        for one in job.attempts
+    ]
+    description = "; ".join(bar.label for bar in bars)
+    return render("timeline.html", bars=bars, description=description, began=began, ended=ended, width=WIDTH, job=job)

@@ -14,9 +14,8 @@ from orchestrator.api.errors import OrchError
 from orchestrator.api.queue_views import OutlookView
 from orchestrator.api.service import JobFilter, LogQuery, Verb
 from orchestrator.core.ids import JobId
-from orchestrator.web import words
-from orchestrator.web.rendering import render_parts
-from orchestrator.web.timeline import timeline
+from orchestrator.web.charts import timeline
+from orchestrator.web.rendering import clean, render_parts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -154,4 +153,4 @@ async def follow_log(
 
 def shown(line: LogLine) -> dict[str, Any]:
     """Return a line as the page shows it."""
-    return {"at": units.clock(line.at), "rank": line.rank, "stream": line.stream, "text": words.clean(line.text)}
+    return {"at": units.clock(line.at), "rank": line.rank, "stream": line.stream, "text": clean(line.text)}

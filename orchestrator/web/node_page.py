@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from orchestrator.api.service import JobService
     from orchestrator.api.views import NodeView
-    from orchestrator.web.chart_shelf import ChartShelf
+    from orchestrator.web.charts import ChartShelf
 
 PARTS: Final = ("head", "gpus", "charts", "uses")
 MOST_USES: Final = 50

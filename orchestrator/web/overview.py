@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from orchestrator import units
 from orchestrator.api.service import JobFilter
-from orchestrator.web import words
+from orchestrator.web import rendering
 from orchestrator.web.answers import job_address, node_address
 from orchestrator.web.rendering import render_parts
 
@@ -104,7 +104,7 @@ def _cell(row: Mapping[str, Any], shown: str, jobs: Sequence[str]) -> GpuCell:
     trouble = condition != "ok"
     text = {"load": units.percent(load), "memory": units.percent(memory)}.get(shown, units.percent(load)) or "–"
     ratio: float | None = {"load": load, "memory": memory}.get(shown)
-    level = words.level(ratio)
+    level = rendering.level(ratio)
     if shown == "job":
         level = 2 + 2 * (jobs.index(job) % 4) if job in jobs else 0
     facts = [
@@ -119,7 +119,7 @@ def _cell(row: Mapping[str, Any], shown: str, jobs: Sequence[str]) -> GpuCell:
         level=level,
         text=text if not trouble else CONDITIONS.get(condition, condition),
         below=(job if shown == "job" else f"rank {row.get('rank')}") if job else "free",
-        title=words.clean("; ".join(facts)),
+        title=rendering.clean("; ".join(facts)),
         href=job_address(str(job)) if job else f"{node_address(node)}?{urlencode({'gpu': row.get('gpu_uuid') or ''})}",
         trouble=trouble,
     )

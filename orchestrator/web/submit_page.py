@@ -17,7 +17,7 @@ from orchestrator.api.server.audit import audited
 from orchestrator.api.service import SubmitRequest
 from orchestrator.api.transport.submission import find_python
 from orchestrator.web.answers import caller_of, form_of, job_address, page
-from orchestrator.web.words import Verbatim
+from orchestrator.web.rendering import Verbatim
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from orchestrator.api.errors import EXIT_INTERRUPTED, EXIT_REFUSED, DiskFullError
-from orchestrator.cli.drills.machine import DiskFiller
+from orchestrator.cli.drills.drills import DiskFiller
 from tests.support import disks
 from tests.support.ledger import SCRIPT, Ledger, job_spec
 from tests.support.stack import ORCH, PATIENCE_SECONDS, Stack, wait_until

@@ -116,9 +116,9 @@ def drill(
 
 
 def _once(session: Session, job: str, kind: Kind, rank: int, seconds: float, *, yes: bool, json: bool) -> int:
-    from orchestrator.cli.drills.machine import MachineDrill
+    from orchestrator.cli.drills.drills import Drill
 
-    planned = MachineDrill(session.client(), job, rank=rank, seconds=seconds)
+    planned = Drill(session.client(), job, rank=rank, seconds=seconds)
     if not yes:
         ask(session, f"{planned.job.id}: {WHAT[kind].format(rank=rank)}")
     report = planned.run(kind, much=yes)

@@ -173,7 +173,7 @@ def _checked(parse: Callable[[], T], option: str) -> T:
 
 
 def _read(path: Path) -> list[TraceJob]:
-    from orchestrator.analysis.traces import TraceError, read_trace
+    from orchestrator.analysis.simulation import TraceError, read_trace
 
     try:
         return read_trace(path)
@@ -199,7 +199,7 @@ def _history(session: Session, since: str) -> list[TraceJob]:
 
 
 def _synthetic(family: str, *, jobs: int, gpus: float, load: float, seed: int) -> list[TraceJob]:
-    from orchestrator.analysis.traces import FAMILIES, synthetic_trace
+    from orchestrator.analysis.simulation import FAMILIES, synthetic_trace
 
     if family not in FAMILIES:
         raise BadRequestError(f"unknown family {family!r}", hint=f"one of: {', '.join(FAMILIES)}")
@@ -207,7 +207,7 @@ def _synthetic(family: str, *, jobs: int, gpus: float, load: float, seed: int) -
 
 
 def _write(session: Session, jobs: list[TraceJob], path: Path) -> int:
-    from orchestrator.analysis.traces import write_trace
+    from orchestrator.analysis.simulation import write_trace
 
     with writing(path, "name another file"):
         write_trace(jobs, path)

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.api.errors import OrchError, RefusedError
 from orchestrator.cli.console import clean
-from orchestrator.cli.drills.drills import CHARGED_TO, FELT_BY_ALL, Kind, NotRecoveredError
-from orchestrator.cli.drills.machine import MachineDrill
+from orchestrator.cli.drills.drills import CHARGED_TO, FELT_BY_ALL, Drill, Kind, NotRecoveredError
 from orchestrator.cli.render.table import Column, render_table
 from orchestrator.units import clock, duration
 
@@ -261,7 +260,7 @@ class Campaign:
     def _round(self, job: JobView, kind: Kind, rank: int) -> Round:
         done = Round(at=time.time(), kind=kind, job_id=job.id, rank=rank)
         try:
-            drill = MachineDrill(self.client, job.id, rank=rank, seconds=self.drill_seconds)
+            drill = Drill(self.client, job.id, rank=rank, seconds=self.drill_seconds)
             done.report = drill.run(kind, much=self.much)
         except NotRecoveredError as error:
             done.problem = str(error)

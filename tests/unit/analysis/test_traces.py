@@ -6,8 +6,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.analysis.simulation import compare, parse_nodes, parse_policies, write_picture
-from orchestrator.analysis.traces import FAMILIES, TraceError, read_trace, synthetic_trace, write_trace
+from orchestrator.analysis.simulation import (
+    FAMILIES,
+    TraceError,
+    compare,
+    parse_nodes,
+    parse_policies,
+    read_trace,
+    synthetic_trace,
+    write_picture,
+    write_trace,
+)
 from orchestrator.core.simulation import TraceJob
 
 if TYPE_CHECKING:

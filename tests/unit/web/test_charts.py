@@ -11,8 +11,18 @@ from orchestrator.api.curve_views import ChartView, CurvesView, CurveView
 from orchestrator.api.errors import BadRequestError
 from orchestrator.api.server.testing import FakeService
 from orchestrator.core.ids import JobId
-from orchestrator.web.chart_shelf import KEEP_SECONDS, ChartShelf
-from orchestrator.web.charts import Axis, Window, axis_of, charts_html, drawing, nice_scale, window_of, zoom_links
+from orchestrator.web.charts import (
+    KEEP_SECONDS,
+    Axis,
+    ChartShelf,
+    Window,
+    axis_of,
+    charts_html,
+    drawing,
+    nice_scale,
+    window_of,
+    zoom_links,
+)
 from tests.unit.web.conftest import Browser, Clock
 
 AXIS = Axis(begin=0.0, end=100.0, kind="step")

@@ -89,7 +89,7 @@ class FakeDrill:
 
 @pytest.fixture
 def daemon(monkeypatch: pytest.MonkeyPatch) -> FakeDaemon:
-    monkeypatch.setattr(module, "MachineDrill", FakeDrill)
+    monkeypatch.setattr(module, "Drill", FakeDrill)
     return FakeDaemon()
 
 
@@ -298,7 +298,7 @@ def test_a_page_that_cannot_be_written_is_told(
         def run(self, kind: Kind, *, much: bool) -> DrillReport:
             raise RefusedError("not here", hint="")
 
-    monkeypatch.setattr(module, "MachineDrill", Refusing)
+    monkeypatch.setattr(module, "Drill", Refusing)
     line = ("drill", job.id, "--campaign", "30m", "--kinds", "agent", "--yes", "--seed", "3")
     done = orch(*line, "--html", str(tmp_path / "page.html"))
     assert done.code == 5, done.err

@@ -13,8 +13,8 @@ import pytest
 from orchestrator.api.errors import EXIT_REFUSED, RefusedError
 from orchestrator.api.server.testing import FakeService
 from orchestrator.api.views import CheckpointView, RankView
-from orchestrator.cli.drills import machine as ballast
-from orchestrator.cli.drills.machine import DiskFiller, file_system_kind, refuse_to_fill
+from orchestrator.cli.drills import drills as ballast
+from orchestrator.cli.drills.drills import DiskFiller, file_system_kind, refuse_to_fill
 from tests.support import disks
 from tests.support.stack import wait_until
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MIB = 1024**2
 HOLD = """
 import pathlib, sys, time
-from orchestrator.cli.drills.machine import DiskFiller
+from orchestrator.cli.drills.drills import DiskFiller
 held = DiskFiller(pathlib.Path(sys.argv[1]))
 held.fill()
 print("full", flush=True)
