@@ -14,6 +14,7 @@ from orchestrator.analysis.runs import SHOWN, GpuSeries, Quantity
 from orchestrator.analysis.statistics import bin_means, longest_gap, mean_over_time, summarize
 from orchestrator.gpu.load import BANDS, Band, band, coefficient_of_variation
 from orchestrator.parts import install_line
+from orchestrator.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -400,7 +401,7 @@ def below(figure: Any, panel: Any) -> None:
 
 
 def _name(run: Run) -> str:
-    return f"{run.name} ({len(run.gpus)} GPU{'' if len(run.gpus) == 1 else 's'})"
+    return f"{run.name} ({plural(len(run.gpus), 'GPU')})"
 
 
 def write_memory_comparison(runs: Sequence[Run], target: Path, *, training: bool = False) -> Path:

@@ -17,7 +17,7 @@ from orchestrator.bench.plan import BenchError, RankError, check
 from orchestrator.bench.processes import RankProcesses, make_logs, rank_environ
 from orchestrator.bench.report import table
 from orchestrator.bench.statistics import FEWEST_RUNS, ratio_interval
-from orchestrator.units import size
+from orchestrator.units import plural, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -156,7 +156,7 @@ def _useful(one: Tried) -> bool:
 def check_machine(gpus: int, *, nvidia: bool) -> None:
     """Raise BenchError where there is nothing to sweep."""
     if gpus < 2 or not nvidia:
-        seen = f"{gpus} GPU{'s' * (gpus != 1)}" if nvidia or not gpus else f"{gpus} GPUs that NCCL does not drive"
+        seen = plural(gpus, "GPU") if nvidia or not gpus else f"{gpus} GPUs that NCCL does not drive"
         raise BenchError(
             f"--nccl-sweep needs at least 2 NVIDIA GPUs in this machine, and torch sees {seen}",
             hint="run it on the machine that trains; ranks on processors talk through gloo, which has none of these settings",

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.units import plural
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -183,7 +185,7 @@ def ranks_of(request: BenchRequest, *, gpus: int) -> tuple[int, ...]:
     given = request.ranks or tuple(n for n in (1, 2, 4, 8, 16, 32, 64) if n <= (gpus or 2))
     if gpus and (many := [n for n in given if n > gpus]):
         raise BenchError(
-            f"--ranks has {many[0]}, and this machine has {gpus} GPU{'s' * (gpus != 1)}",
+            f"--ranks has {many[0]}, and this machine has {plural(gpus, 'GPU')}",
             hint="each rank needs a GPU of its own; --device cpu measures on processors",
         )
     if request.gpu_mode == "single":

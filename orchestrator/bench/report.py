@@ -50,7 +50,7 @@ def render_report(subject: Subject, results: Sequence[CellResult]) -> str:
         "",
         (
             f"Generated {subject.generated}. {subject.parameters:,} trainable parameters, {subject.precision}, each rank on "
-            f"{subject.device}; {subject.runs} run{'s' * (subject.runs != 1)} per row, {subject.steps} timed steps per run, the rows' runs in turn."
+            f"{subject.device}; {plural(subject.runs, 'run')} per row, {subject.steps} timed steps per run, the rows' runs in turn."
         ),
         "",
         (
@@ -116,7 +116,7 @@ def _summary(subject: Subject, comparisons: Sequence[Comparison]) -> Iterator[st
     )
     mean = fmean(one.speed_up.value for one in comparisons)
     yield ""
-    yield f"**Average speed-up**: {mean:.2f}x over {len(comparisons)} row{'s' * (len(comparisons) != 1)} (samples per second)."
+    yield f"**Average speed-up**: {mean:.2f}x over {plural(len(comparisons), 'row')} (samples per second)."
     yield ""
     yield f"**Conclusion**: {conclusion(comparisons)}"
     if subject.price_per_gpu_hour is not None:
@@ -206,7 +206,7 @@ def _parts(results: Sequence[CellResult]) -> Iterator[str]:
 def _remarks(results: Sequence[CellResult]) -> Iterator[str]:
     found = []
     for one in results:
-        name = f"{one.cell.ranks} rank{'s' * (one.cell.ranks != 1)}, global batch {one.cell.batch}"
+        name = f"{plural(one.cell.ranks, 'rank')}, global batch {one.cell.batch}"
         if one.error:
             found.append(f"- {name}: failed: {one.error}")
         far = [one.runs[i] for i in outliers(one.throughputs)]
@@ -272,7 +272,7 @@ def _draw_scaling(axes: Any, results: Sequence[CellResult]) -> None:
 
 
 def _draw_parts(axes: Any, results: Sequence[CellResult]) -> None:
-    names = [f"{one.cell.batch}\n{one.cell.ranks} rank{'s' * (one.cell.ranks != 1)}" for one in results]
+    names = [f"{one.cell.batch}\n{plural(one.cell.ranks, 'rank')}" for one in results]
     base = [0.0] * len(results)
     for part in ("compute", "exposed", "other"):
         values = [max(0.0, getattr(one.parts, part)) * 1e3 for one in results]

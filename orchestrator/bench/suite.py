@@ -21,6 +21,7 @@ from orchestrator.bench.plan import MODELS, BenchError, Cell, check, ranks_of
 from orchestrator.bench.report import table
 from orchestrator.bench.results import MIB, cell_json, exposed_share
 from orchestrator.bench.statistics import mean_interval, ratio_interval
+from orchestrator.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -115,7 +116,7 @@ def check_claim(claim: Claim, found: Mapping[tuple[Quantity, int], Measured]) ->
     """Compare a claim with the measurement of the same quantity on the same number of GPUs."""
     measured = found.get((claim.quantity, claim.gpus))
     if measured is None or not measured.on_gpus:
-        needs = f"needs {claim.gpus} GPU{'s' * (claim.gpus != 1)}"
+        needs = f"needs {plural(claim.gpus, 'GPU')}"
         return Checked(claim=claim, measured=measured, finding=Finding.NEEDS_HARDWARE, needs=needs)
     return Checked(claim=claim, measured=measured, finding=_finding(claim, measured.interval))
 

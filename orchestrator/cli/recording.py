@@ -15,7 +15,6 @@ import subprocess
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -29,49 +28,31 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from orchestrator.analysis.runs import Run
+    from orchestrator.cli.commands.gpu import RecordRequest
     from orchestrator.cli.session import Session
     from orchestrator.gpu.drivers.inventory import Survey
 
 SPREAD_SECONDS = 0.5
+JOB_POLL_SECONDS = 2.0
 SIMULATED = "simulated-"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordRequest:
-    """The options of `orch record`."""
-
-    command: tuple[str, ...] = ()
-    name: str = "run"
-    rate: float = 1.0
-    seconds: float | None = None
-    csv: bool = False
-    columns: tuple[str, ...] = ()
-    output: Path = Path()
-    job: str | None = None
-    simulate: int = 0
-    report: bool = False
-    compare_with: Path | None = None
-    gpu: int | None = None
-    stats_file: str | None = None
-    job_poll_seconds: float = 2.0
-
-
-def run_recording(session: Session, request: RecordRequest, *, as_json: bool) -> int:
+def run_recording(session: Session, request: RecordRequest, *, poll_seconds: float = JOB_POLL_SECONDS) -> int:
     """Record as requested; return the command's exit code, or 0."""
     if request.job and request.command:
         raise BadRequestError("--job and a command exclude each other", hint="record either a job or a command")
     if request.command and shutil.which(request.command[0]) is None:
         raise BadRequestError(f"{request.command[0]}: no such command", hint="give its path, or check PATH")
-    earlier = _earlier(request.compare_with)
+    seconds, earlier = request.seconds, _earlier(request.compare_with)
     with tempfile.TemporaryDirectory(prefix="orch-record-") as scratch, _Signals() as signals:
         training_file = TrainingFile(Path(scratch) / "training.json")
-        watched = _RecordedCommand(session, request, Path(scratch))
+        watched = _RecordedCommand(session, request, Path(scratch), seconds, poll_seconds)
         options = RecordOptions(
             directory=request.output,
             name=request.name,
             rate=request.rate,
             csv=request.csv,
-            columns=request.columns,
+            columns=tuple(column.strip() for column in request.columns.split(",") if column.strip()),
             gpu=request.gpu,
             stats_file=request.stats_file,
             training=watched.training if request.job else training_file,
@@ -97,7 +78,7 @@ def run_recording(session: Session, request: RecordRequest, *, as_json: bool) ->
         session.console.print_error(recorder.problem)
     if request.report:
         _write_report(session, recorder)
-    _print_result(session, recorder, as_json=as_json)
+    _print_result(session, recorder, as_json=request.json)
     if earlier is not None:
         _compare(session, earlier, recorder)
     return code
@@ -158,9 +139,12 @@ def _print_result(session: Session, recorder: Recorder, *, as_json: bool) -> Non
 class _RecordedCommand:
     """Recorded GPUs and the end of the recording: that of a job or a command, a duration, or Ctrl-C."""
 
-    def __init__(self, session: Session, request: RecordRequest, scratch: Path) -> None:
+    def __init__(
+        self, session: Session, request: RecordRequest, scratch: Path, seconds: float | None, poll_seconds: float
+    ) -> None:
         self._session = session
         self._request = request
+        self._seconds, self._poll_seconds = seconds, poll_seconds
         self._job: Any = None
         self._job_asked = 0.0
         assignments = scratch / FILE_NAME
@@ -200,8 +184,8 @@ class _RecordedCommand:
     def wait(self, scratch: Path, signals: _Signals) -> int:
         """Wait until the recording must end; return the exit code."""
         if self._request.command:
-            return _run(self._request, scratch, signals)
-        until = float("inf") if self._request.seconds is None else time.monotonic() + self._request.seconds
+            return _run(self._request, self._request.command, self._seconds, scratch, signals)
+        until = float("inf") if self._seconds is None else time.monotonic() + self._seconds
         while not signals.received and (left := until - time.monotonic()) > 0:
             if self._job is not None and self._job_over():
                 break
@@ -210,7 +194,7 @@ class _RecordedCommand:
 
     def _job_over(self) -> bool:
         """Return whether the job has ended; polled rarely. An unreachable daemon does not end a recording."""
-        if time.monotonic() - self._job_asked < self._request.job_poll_seconds:
+        if time.monotonic() - self._job_asked < self._poll_seconds:
             return False
         self._job_asked = time.monotonic()
         with contextlib.suppress(OrchError):
@@ -261,13 +245,15 @@ class _Signals:
             self.command.send_signal(number)
 
 
-def _run(request: RecordRequest, scratch: Path, signals: _Signals) -> int:
+def _run(
+    request: RecordRequest, command: Sequence[str], seconds: float | None, scratch: Path, signals: _Signals
+) -> int:
     """Run the command to its end; return the exit code that a shell would."""
     environ = {**os.environ, TRAINING_VARIABLE: str(scratch / "training.json")}
     try:
-        process = signals.command = subprocess.Popen(request.command, env=environ)
+        process = signals.command = subprocess.Popen(command, env=environ)
     except OSError as error:
-        raise BadRequestError(f"{request.command[0]} cannot be run: {error.strerror}", hint="try it by hand") from error
+        raise BadRequestError(f"{command[0]} cannot be run: {error.strerror}", hint="try it by hand") from error
     if signal.SIGTERM in signals.received:
         process.terminate()  # the signal arrived just before the command started
     done = threading.Event()
@@ -275,7 +261,7 @@ def _run(request: RecordRequest, scratch: Path, signals: _Signals) -> int:
     if request.simulate:
         spreader.start()
     try:
-        code = _wait(process, request.seconds)
+        code = _wait(process, seconds)
     finally:
         done.set()
         if request.simulate:

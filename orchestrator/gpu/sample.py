@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Protocol, TypedDict
+from typing import Protocol
 
 
 class Vendor(enum.StrEnum):
@@ -79,36 +79,9 @@ class XidCount:
     last_timestamp: float
 
 
-class SampleValues(TypedDict, total=False):
-    """The values of a `Sample` while a reader collects them: a value that it never sets stays absent."""
-
-    driver_timestamp: float | None
-    fresh: bool
-    utilization: float | None
-    memory_activity: float | None
-    memory_used_bytes: int | None
-    memory_total_bytes: int | None
-    power_watts: float | None
-    power_limit_watts: float | None
-    energy_joules: float | None
-    fan: float | None
-    pcie_transmit_bytes: int | None
-    pcie_receive_bytes: int | None
-    temperatures: tuple[tuple[str, float], ...]
-    temperature_limits: tuple[tuple[str, str, float], ...]
-    clocks: tuple[tuple[str, float], ...]
-    throttle: tuple[tuple[Throttle, bool], ...]
-    throttle_seconds: tuple[tuple[Throttle, float], ...]
-    ecc_errors: tuple[tuple[str, str, int], ...]
-    remapped_rows: tuple[tuple[str, int], ...]
-    nvlinks: tuple[tuple[int, int | None, int | None], ...]
-    xids: tuple[XidCount, ...]
-    processes: tuple[GpuProcess, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Sample:
-    """One reading of one GPU.
+    """One reading of one GPU; only its reader sets values, before it returns the sample.
 
     `timestamp` (Unix time) and `monotonic` mark the beginning of the reading, `duration_seconds` is its duration.
     `driver_timestamp` is the driver's own time of the power value, where it gives one. `fresh` is False when the driver

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.analysis.statistics import Interval
 from orchestrator.bench.plan import Cell
+from orchestrator.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -297,7 +298,7 @@ def _ms(seconds: float) -> str:
 def sentence(advice: Advice, probe: Probe) -> str:
     """Return the advice as a sentence for people."""
     chosen = advice.choice.cell.ranks
-    what = f"global batch {advice.batch}: {chosen} rank{'s' * (chosen != 1)}"
+    what = f"global batch {advice.batch}: {plural(chosen, 'rank')}"
     if advice.certain or advice.rival is None:
         return f"{what}; {reason(advice, probe)}"
     return (

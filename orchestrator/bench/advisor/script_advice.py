@@ -25,6 +25,7 @@ from orchestrator.bench.benchmark import look_at
 from orchestrator.bench.plan import BenchError, Cell, RankError, check
 from orchestrator.bench.processes import RankProcesses, last_line, rank_environ
 from orchestrator.bench.statistics import relative_error
+from orchestrator.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -288,7 +289,7 @@ def script_sentence(advice: ScriptAdvice) -> str:
         else "no other number of ranks could be measured"
     )
     count = chosen.cell.ranks
-    what = f"worth {count} rank{'s' * (count != 1)}: {reason}"
+    what = f"worth {plural(count, 'rank')}: {reason}"
     return (
         what
         if advice.certain

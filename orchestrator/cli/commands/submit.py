@@ -22,10 +22,9 @@ from orchestrator.api.errors import (
     InvalidSpecError,
     RefusedError,
 )
-from orchestrator.api.transport import following, submission
+from orchestrator.api.transport import submission
 from orchestrator.cli.commands.shared import JobText, Json, Quiet, ended_in_order, finite, job_text, takes
 from orchestrator.cli.console import clean
-from orchestrator.cli.render.table import Bar, Column, render_table
 from orchestrator.cli.session import Session, print_json, require
 from orchestrator.cli.times import parse_start, value_text
 from orchestrator.units import age, number, plural, size
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from orchestrator.api.transport.upload import Uploaded
     from orchestrator.api.views import JobView, PlanReply
     from orchestrator.cli.console import Console
+    from orchestrator.cli.render.table import Bar
 
 
 PLAN_SECONDS = 120.0
@@ -173,6 +173,8 @@ class UploadBar:
 
     def sent(self, done: int, total: int) -> None:
         """Show that the daemon has received ``done`` of ``total`` bytes."""
+        from orchestrator.cli.render.table import Bar
+
         self._bar = self._bar or Bar(self._session, total)
         self._bar.at(done, "upload of working_dir")
 
@@ -243,6 +245,8 @@ STARTS = {"now": ("would start now", "green"), "later": ("would wait", "yellow")
 
 def plan_lines(console: Console, plan: PlanReply) -> list[str]:
     """Return where and when the job would run, and what would be copied."""
+    from orchestrator.cli.render.table import Column, render_table
+
     words, colour = STARTS.get(plan.starts, (plan.starts, "dim"))
     lines = [f"{console.style(clean(plan.name), 'bold')}  {console.style(words, colour)}: {clean(plan.reason)}"]
     if plan.expected_start is not None:
@@ -271,6 +275,8 @@ def plan_lines(console: Console, plan: PlanReply) -> list[str]:
 
 def _combinations(console: Console, plan: PlanReply) -> list[str]:
     """Return the jobs of a matrix: a row for each, with the values as columns."""
+    from orchestrator.cli.render.table import Column, render_table
+
     if not plan.combinations:
         return []
     columns: list[Column[CombinationView]] = [
@@ -333,6 +339,8 @@ def _ended(session: Session, job_id: str) -> JobView:
 
 
 def _seen(session: Session, job_id: str) -> Iterator[JobView]:
+    from orchestrator.api.transport import following
+
     client = session.client()
     return following.watch(client, lambda: client.job(job_id), job_ids=[job_id], patience=session.patience())
 

@@ -8,7 +8,7 @@ from orchestrator.cli.console import clean, clip
 from orchestrator.cli.render.gpus import BAND_STYLES, balance_line, finding_lines, poor_balance
 from orchestrator.cli.render.table import Cell, Column, bar, render_table
 from orchestrator.spec.units import format_memory
-from orchestrator.units import age, clock, duration, metric, number
+from orchestrator.units import age, clock, duration, metric, number, plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -113,10 +113,10 @@ def _stacked_unit(console: Console, jobs: Sequence[JobView], now: float) -> list
 def _stacked(console: Console, job: JobView, now: float, remark: Cell) -> list[str]:
     dot = f" {console.glyphs.dot} "
     facts = [progress_text(console, job)]
-    if gpus := gpus_text(job):
-        facts.append(f"{gpus} GPU" + ("" if gpus == "1" else "s"))
+    if job.gpu_count:
+        facts.append(plural(job.gpu_count, "GPU"))
     if job.restarts:
-        facts.append(f"{job.restarts} restart" + ("" if job.restarts == 1 else "s"))
+        facts.append(plural(job.restarts, "restart"))
     facts.append(age(now - job.submitted_at))
     state = state_text(job)
     name = clip(job.id, console.width - len(state) - 2, console.glyphs.ellipsis)
@@ -326,7 +326,7 @@ def _trackers(console: Console, job: JobView) -> list[str]:
     lines = []
     for tracker in job.trackers:
         waiting = f", {tracker.waiting} on their way" if tracker.waiting else ""
-        points = f" ({tracker.points} point{'' if tracker.points == 1 else 's'}{waiting})"
+        points = f" ({plural(tracker.points, 'point')}{waiting})"
         lines.append(f"{clean(tracker.name)}: " + (f"{clean(tracker.where)}{points}" if tracker.where else "not begun"))
         if tracker.problem:
             lines.append(console.style(f"{clean(tracker.name)} failed: {clean(tracker.problem)}", "yellow"))
@@ -338,7 +338,7 @@ def _workers(job: JobView) -> str:
     bounds = job.resources.get("num_workers")
     if isinstance(bounds, dict):
         return f"{job.num_workers} of {bounds.get('min')}-{bounds.get('max')} ranks"
-    return f"{job.num_workers} rank" + ("" if job.num_workers == 1 else "s")
+    return plural(job.num_workers, "rank")
 
 
 def advice_text(job: JobView) -> str:
@@ -480,7 +480,7 @@ def _timings(job: JobView) -> str:
     if timings.recovery_seconds:
         parts.append("recovered in " + ", ".join(duration(seconds) for seconds in timings.recovery_seconds[-5:]))
     if timings.steps_lost:
-        parts.append(f"{timings.steps_lost} step{'' if timings.steps_lost == 1 else 's'} done twice")
+        parts.append(f"{plural(timings.steps_lost, 'step')} done twice")
     return "; ".join(parts)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.gpu.drivers import sysfs
 from orchestrator.gpu.drivers.sysfs import Sensors, micro
-from orchestrator.gpu.sample import Detail, GpuInfo, GpuLostError, ReaderOptions, Sample, SampleValues, Throttle, Vendor
+from orchestrator.gpu.sample import Detail, GpuInfo, GpuLostError, ReaderOptions, Sample, Throttle, Vendor
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,15 +67,12 @@ class AmdReader:
         """Read the card's files; see `GpuReader.read`."""
         if not self._opened:
             self.reopen()
-        wall, monotonic, start = time.time(), time.monotonic(), time.perf_counter()
-        values: SampleValues = {} if self._asleep() else self._values(detail)
-        return Sample(
-            gpu_uuid=self.info.uuid,
-            timestamp=wall,
-            monotonic=monotonic,
-            duration_seconds=time.perf_counter() - start,
-            **values,
-        )
+        start = time.perf_counter()
+        sample = Sample(gpu_uuid=self.info.uuid, timestamp=time.time(), monotonic=time.monotonic())
+        if not self._asleep():
+            self._fill(sample, detail)
+        sample.duration_seconds = time.perf_counter() - start
+        return sample
 
     def _asleep(self) -> bool:
         return self._runtime is not None and self._runtime.text() == "suspended"
@@ -101,30 +98,29 @@ class AmdReader:
         self._cap = self._sensors.open("power1_cap")
         self._opened = True
 
-    def _values(self, detail: Detail) -> SampleValues:
+    def _fill(self, sample: Sample, detail: Detail) -> None:
         watts = micro(self._power)
         if watts is not None and watts <= 0.0:
             watts = None
-        values: SampleValues = {"power_watts": watts}
+        sample.power_watts = watts
         metrics = parse_metrics(self._metrics.bytes()) if self._metrics is not None else None
         now = (watts, metrics.stamp if metrics is not None else 0)
-        values["fresh"] = watts is not None and now != self._last_power
+        sample.fresh = watts is not None and now != self._last_power
         self._last_power = now
         if detail is not Detail.POWER:
-            self._load(values)
+            self._load(sample)
         if detail is Detail.FULL:
-            self._full(values)
+            self._full(sample)
             if metrics is not None:
-                values["energy_joules"], values["throttle"] = metrics.energy_joules, metrics.throttle
-        return values
+                sample.energy_joules, sample.throttle = metrics.energy_joules, metrics.throttle
 
-    def _load(self, values: SampleValues) -> None:
-        values["temperatures"] = self._sensors.temperatures()
-        values["utilization"] = self._percent(self._busy)
-        values["memory_activity"] = self._percent(self._memory_busy)
-        values["memory_used_bytes"] = self._used.number() if self._used is not None else None
-        values["memory_total_bytes"] = self.info.memory_total_bytes
-        values["clocks"] = self._sensors.clocks() or self._clock_states()
+    def _load(self, sample: Sample) -> None:
+        sample.temperatures = self._sensors.temperatures()
+        sample.utilization = self._percent(self._busy)
+        sample.memory_activity = self._percent(self._memory_busy)
+        sample.memory_used_bytes = self._used.number() if self._used is not None else None
+        sample.memory_total_bytes = self.info.memory_total_bytes
+        sample.clocks = self._sensors.clocks() or self._clock_states()
 
     def _percent(self, attribute: sysfs.Attribute | None) -> float | None:
         percent = attribute.number() if attribute is not None else None
@@ -143,12 +139,12 @@ class AmdReader:
                 found.append((domain, int(match[1]) * 1e6))
         return tuple(found)
 
-    def _full(self, values: SampleValues) -> None:
+    def _full(self, sample: Sample) -> None:
         cap = micro(self._cap)
-        values["power_limit_watts"] = cap or None
-        values["fan"] = self._sensors.fan()
-        values["temperature_limits"] = self._sensors.limits
-        values["ecc_errors"] = self._ecc_errors()
+        sample.power_limit_watts = cap or None
+        sample.fan = self._sensors.fan()
+        sample.temperature_limits = self._sensors.limits
+        sample.ecc_errors = self._ecc_errors()
 
     def _ecc_errors(self) -> tuple[tuple[str, str, int], ...]:
         """Read memory errors since the driver was loaded, from lines such as `ue: 0` and `ce: 3`."""

@@ -32,7 +32,6 @@ from orchestrator.gpu.sample import (
     GpuReadError,
     ReaderOptions,
     Sample,
-    SampleValues,
     Throttle,
     Vendor,
     XidCount,
@@ -464,27 +463,22 @@ class _Device:
     def read(self, detail: Detail, xids: XidWatch | None) -> Sample:
         """Return one reading. Raises GpuLostError, or GpuReadError when all calls fail."""
         wall, start, monotonic = time.time(), time.perf_counter(), time.monotonic()
-        values: SampleValues = {}
+        sample = Sample(gpu_uuid=self._info.uuid, timestamp=wall, monotonic=monotonic)
         self._asked = self._answered = 0
         rows = self._rows(self._full_fields) if detail is Detail.FULL else ()
-        self._read_power(values, wall, rows)
+        self._read_power(sample, rows)
         if detail is not Detail.POWER:
-            self._read_load(values)
+            self._read_load(sample)
         if detail is Detail.FULL:
-            self._read_full(values, rows, monotonic)
+            self._read_full(sample, rows)
             if xids is not None:
-                values["xids"] = xids.counts()
+                sample.xids = xids.counts()
         if self._asked and not self._answered:
             raise GpuReadError(f"GPU {self._info.uuid} answered none of {self._asked} questions. See `nvidia-smi`.")
-        return Sample(
-            gpu_uuid=self._info.uuid,
-            timestamp=wall,
-            monotonic=monotonic,
-            duration_seconds=time.perf_counter() - start,
-            **values,
-        )
+        sample.duration_seconds = time.perf_counter() - start
+        return sample
 
-    def _read_power(self, values: SampleValues, wall: float, rows: Sequence[Any]) -> None:
+    def _read_power(self, sample: Sample, rows: Sequence[Any]) -> None:
         milliwatts, timestamp_us = None, 0
         if not self._power_field:
             milliwatts = self._ask(self._power_average)
@@ -494,50 +488,47 @@ class _Device:
         if watts is not None and not 0.0 < watts < _SANE_WATTS:
             watts = None  # some drivers report 0 W when polled too often
         if watts is not None:
-            values["power_watts"] = watts
-        values["fresh"] = self._freshness.update(watts, timestamp_us, int(wall * 1e6))
+            sample.power_watts = watts
+        sample.fresh = self._freshness.update(watts, timestamp_us, int(sample.timestamp * 1e6))
         if timestamp_us > 0:
-            values["driver_timestamp"] = timestamp_us / 1e6
+            sample.driver_timestamp = timestamp_us / 1e6
 
-    def _read_load(self, values: SampleValues) -> None:
+    def _read_load(self, sample: Sample) -> None:
         celsius = self._ask(self._temperature)
         if celsius is not None and abs(celsius) < _SANE_CELSIUS:
-            values["temperatures"] = (("gpu", float(celsius)),)
+            sample.temperatures = (("gpu", float(celsius)),)
         load = self._ask(self._utilization)
         if load is not None:
-            values["utilization"] = load.gpu / 100 if load.gpu <= 100 else None
-            values["memory_activity"] = load.memory / 100 if load.memory <= 100 else None
+            sample.utilization = load.gpu / 100 if load.gpu <= 100 else None
+            sample.memory_activity = load.memory / 100 if load.memory <= 100 else None
         memory = _used_and_total(self._ask(self._memory))
         if memory is not None:
-            values["memory_used_bytes"], values["memory_total_bytes"] = memory
+            sample.memory_used_bytes, sample.memory_total_bytes = memory
         clocks = ((name, self._ask(call)) for name, call in self._clocks)
-        values["clocks"] = tuple(
+        sample.clocks = tuple(
             (name, megahertz * 1e6) for name, megahertz in clocks if megahertz and megahertz * 1e6 < _SANE_HERTZ
         )
 
-    def _read_full(self, values: SampleValues, rows: Sequence[Any], now: float) -> None:
-        sparing = self._options.sparing
+    def _read_full(self, sample: Sample, rows: Sequence[Any]) -> None:
+        sparing, now = self._options.sparing, sample.monotonic
         found = self._fields(self._full_fields, rows) | self._slow.get(now, SLOW_SECONDS if sparing else 0.0)
-        self._sort_fields(found, values)
+        self._sort_fields(found, sample)
         (millijoules,) = self._energy.get(now, ENERGY_SECONDS if sparing else 0.0)
         if millijoules is not None:
-            values["energy_joules"] = millijoules / 1e3
-        values.update(self._settings.get(now, SETTINGS_SECONDS))
+            sample.energy_joules = millijoules / 1e3
+        sample.power_limit_watts, sample.fan = self._settings.get(now, SETTINGS_SECONDS)
         reasons = self._ask(self._reasons)
         if reasons is not None:
-            values["throttle"] = throttle_states(self._supported_reasons, reasons)
-        values["temperature_limits"] = self._temperature_limits
+            sample.throttle = throttle_states(self._supported_reasons, reasons)
+        sample.temperature_limits = self._temperature_limits
         if self._options.processes:
-            values["processes"] = self._processes.get(now, PROCESSES_SECONDS)
+            sample.processes = self._processes.get(now, PROCESSES_SECONDS)
 
-    def _read_settings(self) -> SampleValues:
-        values: SampleValues = {}
+    def _read_settings(self) -> tuple[float | None, float | None]:
+        """Return the power limit (watts) and the fan's speed (ratio)."""
         limit, fan = self._ask(self._limit), self._ask(self._fan)
-        if limit is not None and 0 < limit < _SANE_WATTS * 1e3:
-            values["power_limit_watts"] = limit / 1e3
-        if fan is not None and fan not in _U32_BLANKS:
-            values["fan"] = fan / 100
-        return values
+        watts = limit / 1e3 if limit is not None and 0 < limit < _SANE_WATTS * 1e3 else None
+        return watts, None if fan is None or fan in _U32_BLANKS else fan / 100
 
     def _read_processes(self) -> tuple[GpuProcess, ...]:
         """Return the processes on the GPU; none where the driver does not report them."""
@@ -548,27 +539,27 @@ class _Device:
             for pid, memory in used
         )
 
-    def _sort_fields(self, found: dict[Pair, float], values: SampleValues) -> None:
+    def _sort_fields(self, found: dict[Pair, float], sample: Sample) -> None:
         celsius = found.get((MEMORY_TEMPERATURE, 0))
         if celsius and celsius < _SANE_CELSIUS:  # GPUs without the sensor answer 0
-            values["temperatures"] = (*values.get("temperatures", ()), ("memory", float(celsius)))
+            sample.temperatures = (*sample.temperatures, ("memory", float(celsius)))
         sent, received = found.get((PCIE_TRANSMIT, 0)), found.get((PCIE_RECEIVE, 0))
         if sent is not None:
-            values["pcie_transmit_bytes"] = self._pcie_sent.update(int(sent))
+            sample.pcie_transmit_bytes = self._pcie_sent.update(int(sent))
         if received is not None:
-            values["pcie_receive_bytes"] = self._pcie_received.update(int(received))
+            sample.pcie_receive_bytes = self._pcie_received.update(int(received))
         held: dict[Throttle, float] = {}
         for field, reason in THROTTLE_FIELDS:
             if (field, 0) in found:
                 held.setdefault(reason, found[field, 0] / 1e9)
-        values["throttle_seconds"] = tuple(held.items())
-        values["ecc_errors"] = tuple(
+        sample.throttle_seconds = tuple(held.items())
+        sample.ecc_errors = tuple(
             (severity, scope, int(found[field, 0])) for field, severity, scope in ECC_FIELDS if (field, 0) in found
         )
-        values["remapped_rows"] = tuple(
+        sample.remapped_rows = tuple(
             (cause, int(found[field, 0])) for field, cause in REMAPPED_FIELDS if (field, 0) in found
         )
-        values["nvlinks"] = _links(found)
+        sample.nvlinks = _links(found)
 
 
 def _links(found: dict[Pair, float]) -> tuple[tuple[int, int | None, int | None], ...]:

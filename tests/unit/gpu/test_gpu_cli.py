@@ -22,6 +22,7 @@ from orchestrator.api.transport.endpoint import Endpoint
 from orchestrator.api.views import FindingView, JobView, ProgressView, RankView
 from orchestrator.cli import recording
 from orchestrator.cli.app import Entry, LazyCommands
+from orchestrator.cli.commands.gpu import RecordRequest
 from orchestrator.cli.console import Console
 from orchestrator.cli.render import gpus as gpu_rows
 from orchestrator.cli.render.gpus import COLUMNS, balance_line
@@ -453,10 +454,8 @@ def entries(out: Path) -> list[dict[str, Any]]:
 
 
 def record_job(session: OneJob, out: Path, **changes: Any) -> int:
-    request = recording.RecordRequest(
-        job="digits-k3f9q2", rate=50.0, output=out, columns=("power_w",), job_poll_seconds=0.05, **changes
-    )
-    return recording.run_recording(session, request, as_json=False)  # type: ignore[arg-type]  # a fake
+    request = RecordRequest(job="digits-k3f9q2", rate=50.0, output=out, columns="power_w", **changes)
+    return recording.run_recording(session, request, poll_seconds=0.05)  # type: ignore[arg-type]  # a fake
 
 
 def test_a_jobs_gpus_are_recorded_until_it_ends(nvml: FakeNvml, tmp_path: Path) -> None:
