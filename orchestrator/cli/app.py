@@ -86,7 +86,7 @@ ENTRIES = (
     Entry("nodes", "nodes", MACHINE, "List the nodes: state, GPUs and CPUs as used/total, and the jobs that run there."),
     Entry("gpus", "gpu", MACHINE, "List every GPU of every node: load, memory, power, temperature."),
     Entry("top", "gpu", MACHINE, "Watch GPUs, jobs and processes live."),
-    Entry("record", "gpu", MACHINE, "Record GPUs into a file: orch record --rate 100 --csv -- python train.py."),
+    Entry("record", "record", MACHINE, "Record GPUs into a file: orch record --rate 100 --csv -- python train.py."),
     Entry("replay", "gpu", MACHINE, "Play a recording in the view of `orch top`."),
     Entry("bench", "bench", MACHINE, "Compare training on one GPU with training on several: throughput, communication, memory, power."),
     Entry("advise", "bench", MACHINE, "Advise how many GPUs pay off, at which batch size."),

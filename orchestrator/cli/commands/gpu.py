@@ -1,15 +1,14 @@
-"""`orch gpus`, `orch top`, `orch record` and `orch replay`: the activity of GPUs. All of them also work without a daemon."""
+"""`orch gpus`, `orch top` and `orch replay`: the activity of GPUs. All of them also work without a daemon."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError
-from orchestrator.cli.commands.shared import Json, complete_job, takes
+from orchestrator.cli.commands.shared import Json, complete_job
 from orchestrator.cli.session import Session, answer, require
 from orchestrator.cli.times import parse_span, parse_span_within
 from orchestrator.units import duration
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 
     from orchestrator.cli.render.gpus import GpuSummary
     from orchestrator.gpu.row import GpuRow
-
-CONTEXT_SETTINGS = {"record": {"allow_interspersed_args": False}}
 
 Simulate = Annotated[
     int, typer.Option("--simulate-gpus", metavar="N", min=0, help="Use N simulated GPUs instead of real ones.")
@@ -141,55 +138,3 @@ def replay(
         raise BadRequestError("`orch replay` needs a terminal", hint=f"`orch report {recording}` writes a summary")
     ReplayApp(player).run()
     return EXIT_OK
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordRequest:
-    """The options of `orch record`."""
-
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- CMD...]", help="Run this command, and record until it ends.")
-    ] = None
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Part of the files' names.")] = "run"
-    rate: Annotated[float, typer.Option("--rate", metavar="HZ", help="Readings a second: 1, 10, 100, up to 1000.")] = (
-        1.0
-    )
-    lasts: Annotated[
-        str | None, typer.Option("--duration", metavar="D", help="Stop after this long: 30s, 10m, 8h.")
-    ] = None
-    csv: Annotated[bool, typer.Option("--csv", help="Write gpu_metrics_TIME.csv instead of JSON.")] = False
-    columns: Annotated[str, typer.Option("--columns", metavar="A,B", help="With --csv: which values of each GPU.")] = (
-        "power_w,temp_c"
-    )
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the files go.")] = Path()
-    gpu: Annotated[
-        int | None,
-        typer.Option("--gpu", metavar="N", min=0, help="Which GPU the single-GPU file holds; default the first."),
-    ] = None
-    stats_file: Annotated[
-        str | None, typer.Option("--stats-file", metavar="NAME", help="Name of the single-GPU file: gpu_stats.json.")
-    ] = None
-    job: Annotated[
-        str | None, typer.Option("--job", metavar="JOB", help="Record this job's GPUs on this machine until it ends.")
-    ] = None
-    simulate: Simulate = 0
-    report: Annotated[
-        bool, typer.Option("--report", help="Write the summary and the graphs of the recording beside it.")
-    ] = False
-    compare_with: Annotated[
-        Path | None, typer.Option("--compare-with", metavar="FILE", help="Compare with an earlier recording.")
-    ] = None
-    json: Json = False
-
-    @property
-    def seconds(self) -> float | None:
-        """The longest duration; None without a limit. Raises BadRequestError."""
-        return None if self.lasts is None else parse_span(self.lasts, "the duration")
-
-
-@takes(RecordRequest)
-def record(request: RecordRequest) -> int:
-    """Record GPUs into a file: orch record --rate 100 --csv -- python train.py. Ctrl-C ends it."""
-    from orchestrator.cli.recording import run_recording
-
-    return run_recording(Session(), request)

@@ -6,10 +6,12 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator.cli.console import clean
+from orchestrator.cli.console import UNICODE, clean
+from orchestrator.cli.render import table
 from orchestrator.cli.render.gpus import BAND_STYLES, balance_line, finding_lines, state_cell
 from orchestrator.cli.render.jobs import gpus_text
 from orchestrator.cli.top.frames import Traffic
+from orchestrator.core.thresholds import UNUSED_UTILIZATION
 from orchestrator.units import elapsed, number, percent, plural, size
 
 if TYPE_CHECKING:
@@ -90,7 +92,7 @@ def fitted(text: str, width: int, *, right: bool = False, cut_end: bool = False)
 
 
 STEPS = " ▁▂▃▄▅▆▇█"
-EIGHTHS = "▏▎▍▌▋▊▉█"
+BLANK_BAR = UNICODE._replace(empty=" ")
 GOOD, FAIR, BAD = "green", "yellow", "red"
 
 
@@ -167,18 +169,13 @@ def _step(share: float) -> int:
 
 
 def bar(share: float | None, width: int) -> str:
-    """Return a share as a bar, in eighths of a character."""
-    if share is None:
-        return " " * width
-    eighths = round(min(1.0, max(0.0, share)) * width * 8)
-    whole, part = divmod(eighths, 8)
-    text = EIGHTHS[-1] * whole + (EIGHTHS[part - 1] if part else "")
-    return text.ljust(width)
+    """Return a share as a bar, in eighths of a character; blank where it is unknown."""
+    return " " * width if share is None else table.bar(share, width, BLANK_BAR)
 
 
 def load_colour(share: float | None) -> str:
     """Return green from 70% utilization on, yellow from 5% on, grey for an idle GPU."""
-    if share is None or share < 0.05:
+    if share is None or share < UNUSED_UTILIZATION:
         return "bright_black"
     return GOOD if share >= 0.7 else FAIR
 

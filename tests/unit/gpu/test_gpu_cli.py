@@ -20,9 +20,8 @@ from orchestrator.api.client import Client
 from orchestrator.api.errors import NotFoundError, ProtocolMismatchError
 from orchestrator.api.transport.endpoint import Endpoint
 from orchestrator.api.views import FindingView, JobView, ProgressView, RankView
-from orchestrator.cli import recording
 from orchestrator.cli.app import Entry, LazyCommands
-from orchestrator.cli.commands.gpu import RecordRequest
+from orchestrator.cli.commands import record as recording
 from orchestrator.cli.console import Console
 from orchestrator.cli.render import gpus as gpu_rows
 from orchestrator.cli.render.gpus import COLUMNS, balance_line
@@ -454,7 +453,7 @@ def entries(out: Path) -> list[dict[str, Any]]:
 
 
 def record_job(session: OneJob, out: Path, **changes: Any) -> int:
-    request = RecordRequest(job="digits-k3f9q2", rate=50.0, output=out, columns="power_w", **changes)
+    request = recording.RecordRequest(job="digits-k3f9q2", rate=50.0, output=out, columns="power_w", **changes)
     return recording.run_recording(session, request, poll_seconds=0.05)  # type: ignore[arg-type]  # a fake
 
 

@@ -1,4 +1,4 @@
-"""Runs `orch record`: starts the recorder, runs the command or waits, and reports the recording's quality at the end.
+"""`orch record`: starts the recorder, runs the command or waits, and reports the recording's quality at the end.
 
 A recorded command keeps its terminal, gets the signals sent to orch, and its exit code becomes orch's. Its processes
 are assigned to simulated GPUs by their LOCAL_RANK, so that torchrun looks as on hardware.
@@ -15,10 +15,17 @@ import subprocess
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+import typer
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError, NotFoundError, OrchError
+from orchestrator.cli.commands.gpu import Simulate
+from orchestrator.cli.commands.shared import Json, takes
+from orchestrator.cli.session import Session, print_json
+from orchestrator.cli.times import parse_span
 from orchestrator.gpu.drivers.inventory import survey
 from orchestrator.gpu.drivers.simulated import FILE_NAME, write_assignments
 from orchestrator.gpu.recording.recorder import TRAINING_VARIABLE, Recorder, RecordOptions, TrainingFile
@@ -28,13 +35,55 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from orchestrator.analysis.runs import Run
-    from orchestrator.cli.commands.gpu import RecordRequest
-    from orchestrator.cli.session import Session
     from orchestrator.gpu.drivers.inventory import Survey
 
 SPREAD_SECONDS = 0.5
 JOB_POLL_SECONDS = 2.0
 SIMULATED = "simulated-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordRequest:
+    """The options of `orch record`."""
+
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- CMD...]", help="Run this command, and record until it ends.")
+    ] = None
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Part of the files' names.")] = "run"
+    rate: Annotated[float, typer.Option("--rate", metavar="HZ", help="Readings a second: 1, 10, 100, up to 1000.")] = (
+        1.0
+    )
+    lasts: Annotated[
+        str | None, typer.Option("--duration", metavar="D", help="Stop after this long: 30s, 10m, 8h.")
+    ] = None
+    csv: Annotated[bool, typer.Option("--csv", help="Write gpu_metrics_TIME.csv instead of JSON.")] = False
+    columns: Annotated[str, typer.Option("--columns", metavar="A,B", help="With --csv: which values of each GPU.")] = (
+        "power_w,temp_c"
+    )
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the files go.")] = Path()
+    gpu: Annotated[
+        int | None,
+        typer.Option("--gpu", metavar="N", min=0, help="Which GPU the single-GPU file holds; default the first."),
+    ] = None
+    stats_file: Annotated[
+        str | None, typer.Option("--stats-file", metavar="NAME", help="Name of the single-GPU file: gpu_stats.json.")
+    ] = None
+    job: Annotated[
+        str | None, typer.Option("--job", metavar="JOB", help="Record this job's GPUs on this machine until it ends.")
+    ] = None
+    simulate: Simulate = 0
+    report: Annotated[
+        bool, typer.Option("--report", help="Write the summary and the graphs of the recording beside it.")
+    ] = False
+    compare_with: Annotated[
+        Path | None, typer.Option("--compare-with", metavar="FILE", help="Compare with an earlier recording.")
+    ] = None
+    json: Json = False
+
+    @property
+    def seconds(self) -> float | None:
+        """The longest duration; None without a limit. Raises BadRequestError."""
+        return None if self.lasts is None else parse_span(self.lasts, "the duration")
 
 
 def run_recording(session: Session, request: RecordRequest, *, poll_seconds: float = JOB_POLL_SECONDS) -> int:
@@ -128,8 +177,6 @@ def _write_report(session: Session, recorder: Recorder) -> None:
 
 def _print_result(session: Session, recorder: Recorder, *, as_json: bool) -> None:
     if as_json:
-        from orchestrator.cli.session import print_json
-
         paths = [str(path) for path in recorder.paths]
         print_json(session, {"files": paths, **recorder.stats.as_dict(), "problem": recorder.problem})
     else:
@@ -302,3 +349,12 @@ def ranks_below(pid: int, gpus: int) -> Mapping[int, Sequence[int]]:
                 if rank is not None:
                     found.setdefault(int(rank) % gpus, []).append(process.pid)
     return found or {0: [pid]}
+
+
+CONTEXT_SETTINGS = {"record": {"allow_interspersed_args": False}}
+
+
+@takes(RecordRequest)
+def record(request: RecordRequest) -> int:
+    """Record GPUs into a file: orch record --rate 100 --csv -- python train.py. Ctrl-C ends it."""
+    return run_recording(Session(), request)
