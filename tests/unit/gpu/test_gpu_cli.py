@@ -20,7 +20,7 @@ from orchestrator.api.client import Client
 from orchestrator.api.errors import NotFoundError, ProtocolMismatchError
 from orchestrator.api.transport.endpoint import Endpoint
 from orchestrator.api.views import FindingView, JobView, ProgressView, RankView
-from orchestrator.cli.app import Entry, LazyCommands
+from orchestrator.cli.app import LazyCommands
 from orchestrator.cli.commands import record as recording
 from orchestrator.cli.console import Console
 from orchestrator.cli.render import gpus as gpu_rows
@@ -37,7 +37,7 @@ from tests.support.stack import PATIENCE_SECONDS
 from tests.unit.gpu.support import ScriptedReader, full_sample, gpu_info, wait_for
 
 ROOT = Path(__file__).parents[3]
-COMMANDS = LazyCommands(tuple(Entry(name, "gpu", "x", "") for name in ("gpus", "top", "record")))
+COMMANDS = LazyCommands()
 Orch = Callable[..., "Outcome"]
 MakeReader = Callable[[str], ScriptedReader]
 
@@ -338,8 +338,8 @@ def test_a_machine_without_gpus_is_told_the_way_out(orch: Orch, nvml: FakeNvml, 
 def test_a_signal_ends_a_recording_in_order(tmp_path: Path, number: signal.Signals) -> None:
     out = tmp_path / "out"
     code = (
-        "import sys; from orchestrator.cli.app import LazyCommands, Entry\n"
-        "command = LazyCommands((Entry('record', 'gpu', 'x', ''),))['record']\n"
+        "import sys; from orchestrator.cli.app import LazyCommands\n"
+        "command = LazyCommands()['record']\n"
         "sys.exit(command.main(sys.argv[1:], standalone_mode=False))"
     )
     fake = FakeNvml.create(tmp_path, gpus=2)
