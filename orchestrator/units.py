@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from math import isfinite, isnan
+from typing import Any
 
 
 def number(value: float | None, digits: int = 4, sign: str = "") -> str:
@@ -26,6 +27,11 @@ def number(value: float | None, digits: int = 4, sign: str = "") -> str:
 def plural(count: float, one: str, many: str = "") -> str:
     """Return text such as ``1 GPU``, ``2 GPUs``, ``0.5 GPUs``."""
     return f"{number(count)} {one if count == 1 else many or one + 's'}"
+
+
+def spreadsheet(value: Any) -> Any:
+    """Return a value for a CSV file; a text that a spreadsheet would take for a formula is quoted."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value
 
 
 def percent(ratio: float | None) -> str:

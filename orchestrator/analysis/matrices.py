@@ -28,7 +28,7 @@ from orchestrator.analysis.plots import (
 )
 from orchestrator.analysis.report import Written, document, file_name, html_table, plain, shown
 from orchestrator.analysis.run_summary import ACCURACIES, summarize_run
-from orchestrator.units import number
+from orchestrator.units import number, spreadsheet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -215,15 +215,10 @@ class SearchResult:
             writer = csv.writer(file)
             writer.writerow(["trial", "job", "state", *parameters, *self.objectives, "best"])
             for trial in self.trials:
-                values = [as_cell(trial.values.get(name, "")) for name in parameters]
+                values = [spreadsheet(trial.values.get(name, "")) for name in parameters]
                 given = [trial.given.get(name, "") for name in self.objectives]
                 state = "PRUNED" if trial.pruned else trial.state
                 writer.writerow([trial.number, trial.job_id, state, *values, *given, int(trial.is_best)])
-
-
-def as_cell(value: Any) -> Any:
-    """Return the value; text that a spreadsheet would take for a formula is quoted."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@" else value
 
 
 def matrix_page(
@@ -373,7 +368,7 @@ def _write_csv(results: Results) -> None:
         for one in results.configurations:
             for quantity, values in one.quantities.items():
                 spread = (values.runs, values.mean, "" if values.std is None else values.std)
-                row = [*(as_cell(one.values.get(name, "")) for name in parameters), quantity, *spread]
+                row = [*(spreadsheet(one.values.get(name, "")) for name in parameters), quantity, *spread]
                 writer.writerow([*row, values.minimum, values.maximum])
     results.files.append(path)
 

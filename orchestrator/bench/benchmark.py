@@ -22,7 +22,7 @@ from orchestrator.bench.plan import BenchError, RankError, cells_of, check, devi
 from orchestrator.bench.processes import RankProcesses, make_logs, rank_environ
 from orchestrator.bench.report import Subject, render_report, write_plots
 from orchestrator.bench.results import CellResult, GpuUse, cell_json, compare, comparison_json, run_of
-from orchestrator.bench.statistics import known_mean
+from orchestrator.gpu.load import known_mean
 from orchestrator.gpu.sample import Detail, GpuReadError
 from orchestrator.units import plural
 

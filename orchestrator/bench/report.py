@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from orchestrator.bench.plan import BenchError
 from orchestrator.bench.results import MIB, SOURCE_PAYS, compare
-from orchestrator.bench.statistics import FEWEST_RUNS, known_mean, outliers
+from orchestrator.bench.statistics import FEWEST_RUNS, outliers
+from orchestrator.gpu.load import known_mean
 from orchestrator.parts import install_line
 from orchestrator.units import plural
 

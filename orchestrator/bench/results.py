@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.bench.statistics import deviation, known_mean, mean_interval, outliers, ratio_interval
+from orchestrator.bench.statistics import deviation, mean_interval, outliers, ratio_interval
+from orchestrator.gpu.load import known_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

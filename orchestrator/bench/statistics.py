@@ -62,12 +62,6 @@ def relative_error(values: Sequence[float]) -> float:
     return stdev(values) / fmean(values) / math.sqrt(len(values)) if len(values) > 1 else 0.2
 
 
-def known_mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean of the values that were measured; None without any."""
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
-
-
 def outliers(values: Sequence[float]) -> tuple[int, ...]:
     """Return the positions of values far from the others. They are reported, and never left out."""
     if len(values) < FEWEST_RUNS:

@@ -84,13 +84,14 @@ def mean_load(loads: Sequence[GpuLoad]) -> GpuLoad | None:
     if not loads:
         return None
     return GpuLoad(
-        utilization=_mean(load.utilization for load in loads),
-        memory=_mean(load.memory for load in loads),
-        power=_mean(load.power for load in loads),
+        utilization=known_mean(load.utilization for load in loads),
+        memory=known_mean(load.memory for load in loads),
+        power=known_mean(load.power for load in loads),
     )
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def known_mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that were measured; None without any."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from orchestrator.units import age, clock, duration, elapsed, metric, number, percent, plural, size
+from orchestrator.units import age, clock, duration, elapsed, metric, number, percent, plural, size, spreadsheet
 
 
 @pytest.mark.parametrize(
@@ -99,3 +99,18 @@ def test_clock_has_a_date_unless_it_is_today() -> None:
     assert len(clock(time.time())) == len("14:30:00")
     assert clock(0.0).startswith(("1970-01-01", "1969-12-31"))
     assert len(clock(time.time(), seconds=False)) == len("14:30")
+
+
+def test_clock_shows_milliseconds_where_asked() -> None:
+    assert clock(time.time() // 1 + 0.25, fraction=True).endswith(".250")
+
+
+def test_a_spreadsheet_takes_no_text_for_a_formula() -> None:
+    assert [spreadsheet(value) for value in ("=1+1", "-x", "@y", "text", "", -1.5)] == [
+        "'=1+1",
+        "'-x",
+        "'@y",
+        "text",
+        "",
+        -1.5,
+    ]

@@ -15,7 +15,7 @@ from orchestrator.cli.render.jobs import gpus_text
 from orchestrator.cli.render.table import Column, render_table
 from orchestrator.cli.session import Session, answer, print_json
 from orchestrator.cli.times import parse_time
-from orchestrator.units import age, number, percent
+from orchestrator.units import age, number, percent, spreadsheet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -212,12 +212,7 @@ def _write_csv(session: Session, report: UsageReport) -> None:
     for row in report.rows:
         figures = [row.gpu_hours, *(row.phases.get(phase, 0.0) for phase in PHASES), row.waiting_gpu_hours]
         ends = ["" if value is None else value for value in (row.energy_kwh, row.cost)]
-        writer.writerow([*(_cell(row.keys[name]) for name in report.by), row.jobs, *figures, *ends])
-
-
-def _cell(text: str) -> str:
-    """Return text that a spreadsheet does not take for a formula."""
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+        writer.writerow([*(spreadsheet(row.keys[name]) for name in report.by), row.jobs, *figures, *ends])
 
 
 def usage(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from orchestrator.bench.statistics import deviation, known_mean, mean_interval, outliers, ratio_interval, tail
+from orchestrator.bench.statistics import deviation, mean_interval, outliers, ratio_interval, tail
+from orchestrator.gpu.load import known_mean
 
 
 def test_fewer_than_five_runs_have_a_mean_and_no_interval() -> None:
