@@ -1,7 +1,7 @@
 """Writes the tables of figures from the newest result of each measure: ``python -m benchmarks.figures``.
 
-docs/figures.md has all rows, the README the four of ``HEADLINES``. A figure without a committed result is in neither. A test
-compares both with the results.
+docs/figures.md has all rows, the README those of ``HEADLINES``. A figure without a committed result is in neither. An aim that is missed
+is shown as one that is met, and a row whose interval overlaps a peer's says that no difference was shown. A test compares both pages with the results.
 """
 
 from __future__ import annotations
@@ -16,42 +16,63 @@ RESULTS: Final = ROOT / "benchmarks" / "results"
 README: Final = ROOT / "README.md"
 PAGE: Final = ROOT / "docs" / "figures.md"
 HEADLINES: Final = (
-    "`orch submit` to the first optimizer step, 2 ranks, gloo, warm daemon",
+    "command to the first optimizer step, 2 ranks, gloo; nothing ran before",
+    "the same with orch's daemon running before",
     "SIGKILL of a rank to the next new step, of a script that saves at every step",
-    "share of the time that moved training forward, a rank killed every minute",
     "`save()` of 100 M parameters with Adam: training stands still",
+    "processor time outside the ranks",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """The most that a value, at a path of keys, may be. It is met if the upper end of the value's interval is not above it.
+
+    The value is shown with the text if it is not the row's own: a ratio to a peer.
+    """
+
+    text: str
+    path: tuple[str, ...]
+    most: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One line: the paths of its values in a result, and their format. ``ours`` and ``peers`` are paths of keys.
 
-    ``other`` is the name and the path of a peer that is neither torchrun nor Ray; it is shown after the label.
+    ``others`` are names and paths of peers that are neither torchrun nor Ray; they are shown after the label.
     """
 
     label: str
     measure: str
     ours: tuple[str, ...] = ("ours",)
     peers: tuple[tuple[str, ...], tuple[str, ...]] | None = None
-    other: tuple[str, tuple[str, ...]] | None = None
+    others: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    aims: tuple[Aim, ...] = ()
     unit: str = "s"
     scale: float = 1.0
     digits: int = 2
 
 
+SAVES: Final = (("torch.save", " with fsync", 0.05), ("dcp.async_save", "", 0.5))
 TORCHRUN_AND_RAY: Final = (("peers", "torchrun"), ("peers", "ray_train"))
 ROWS: Final = (
     Row(
-        label="`orch submit` to the first optimizer step, 2 ranks, gloo, warm daemon",
+        label="command to the first optimizer step, 2 ranks, gloo; nothing ran before",
         measure="start_latency",
+        ours=("cold",),
         peers=TORCHRUN_AND_RAY,
     ),
-    Row(label="the same with no daemon running", measure="start_latency", ours=("cold",)),
+    Row(
+        label="the same with orch's daemon running before",
+        measure="start_latency",
+        aims=(Aim("0.3 s", ("ours",), 0.3),),
+    ),
     Row(
         label="SIGKILL of a rank to the next new step, of a script that saves at every step",
         measure="recovery",
         peers=TORCHRUN_AND_RAY,
+        aims=(Aim("0.2 s", ("ours",), 0.2),),
     ),
     Row(label="the same with the rank's actor killed", measure="recovery", ours=("ours_actor_killed",)),
     Row(
@@ -78,7 +99,7 @@ ROWS: Final = (
         label="processor time outside the ranks",
         measure="overhead",
         ours=("cpu_outside_percent",),
-        other=("Ray alone, two idle actors", ("bare_ray_percent",)),
+        others=(("Ray alone, two idle actors", ("bare_ray_percent",)),),
         unit="% of a core",
     ),
     Row(label="`orch status`, the whole process", measure="cli"),
@@ -99,7 +120,7 @@ ROWS: Final = (
         )
     ),
     Row(label="the idle daemon", measure="idle", unit="% of a core"),
-    Row(label="SIGSTOP of a rank to its detection", measure="hang"),
+    Row(label="SIGSTOP of a rank to its detection", measure="hang", aims=(Aim("5 s", ("ours",), 5.0),)),
     Row(
         label="the daemon's processor time for a gang of 1,024 ranks, submission to end, simulated nodes",
         measure="gang_scale",
@@ -120,7 +141,10 @@ ROWS: Final = (
             label=f"`save()` of {size[:-1]} M parameters with Adam: training stands still",
             measure="checkpoint_stall",
             ours=("sizes", size, "ours"),
-            other=("`torch.save` with fsync", ("sizes", size, "peers", "torch.save with fsync")),
+            others=tuple((f"`{name}`{how}", ("sizes", size, "peers", name + how)) for name, how, _ in SAVES),
+            aims=tuple(
+                Aim(f"{most:g} of `{name}`", ("sizes", size, "ratio", name + how), most) for name, how, most in SAVES
+            ),
             unit="ms",
             scale=1e3,
             digits=1,
@@ -130,14 +154,16 @@ ROWS: Final = (
     Row(
         label="a training step of `MultiGPUTrainer`, one rank",
         measure="trainer_overhead",
-        other=("the same loop by hand", ("peers", "torch")),
+        others=(("the same loop by hand", ("peers", "torch")),),
+        aims=(Aim("1.01 of the loop", ("ratio", "torch"), 1.01),),
         unit="ms",
         scale=1e3,
     ),
     Row(
         label="a step of `orch bench`'s own loop, its medium model in batches of 64",
         measure="bench_overhead",
-        other=("the same loop by hand", ("peers", "by_hand")),
+        others=(("the same loop by hand", ("peers", "by_hand")),),
+        aims=(Aim("1.005 of the loop", ("ratio", "by_hand"), 1.005),),
         unit="ms",
         scale=1e3,
         digits=3,
@@ -153,14 +179,15 @@ ROWS: Final = (
     Row(
         label="a scrape of a GPU's exporter, ten at a time",
         measure="exporter_cost",
-        other=("nvitop-exporter", ("peers", "nvitop-exporter")),
+        others=(("nvitop-exporter", ("peers", "nvitop-exporter")),),
+        aims=(Aim("5 ms", ("ours",), 5e-3),),
         unit="ms",
         scale=1e3,
     ),
     Row(
         label="`orch record --rate 100`, eight GPUs of a test library",
         measure="record_rate",
-        other=("a loop of pynvml calls", ("peers", "pynvml_loop")),
+        others=(("a loop of pynvml calls", ("peers", "pynvml_loop")),),
         unit="Hz",
     ),
 )
@@ -175,7 +202,7 @@ def newest() -> dict[str, dict[str, Any]]:
 
 def table(results: dict[str, dict[str, Any]], labels: tuple[str, ...] | None = None) -> str:
     """Return the block between the markers: all rows, or those of ``labels``."""
-    lines = ["| measure | orch | torchrun | Ray Train V2 |", "|---|---|---|---|"]
+    lines = ["| measure | orch | torchrun | Ray Train V2 | aim: at most |", "|---|---|---|---|---|"]
     used = {}
     for row in ROWS:
         result = results.get(row.measure)
@@ -185,7 +212,7 @@ def table(results: dict[str, dict[str, Any]], labels: tuple[str, ...] | None = N
             continue
         used[row.measure] = result
         peers = [_at(result, path) if path else None for path in row.peers] if row.peers else [None, None]
-        cells = [_cell(row, value) for value in (mine, *peers)]
+        cells = [*(_cell(row, value) for value in (mine, *peers)), _aims(row, result)]
         lines.append("| " + " | ".join((_label(row, result), *cells)).rstrip() + " |")
     loads = [result["machine"]["load"] for result in used.values()]
     machine = next(iter(used.values()))["machine"] if used else {}
@@ -208,11 +235,28 @@ def _at(tree: Any, path: tuple[str, ...]) -> dict[str, float] | None:
     return tree if isinstance(tree, dict) and "median" in tree else None
 
 
+def shows_a_difference(row: Row, result: dict[str, Any]) -> bool:
+    """Return whether the interval of orch overlaps that of no peer in the row."""
+    mine = _at(result, row.ours)
+    paths = [*(path for path in row.peers or () if path), *(path for _, path in row.others)]
+    found = [value for path in paths if (value := _at(result, path)) is not None]
+    return mine is None or all(value["low"] > mine["high"] or value["high"] < mine["low"] for value in found)
+
+
 def _label(row: Row, result: dict[str, Any]) -> str:
-    if row.other is None:
-        return row.label
-    name, path = row.other
-    return f"{row.label} ({name}: {_cell(row, _at(result, path))})"
+    others = "; ".join(f"{name}: {_cell(row, _at(result, path))}" for name, path in row.others)
+    same = "" if shows_a_difference(row, result) else "; no difference shown"
+    return row.label + (f" ({others})" if others else "") + same
+
+
+def _aims(row: Row, result: dict[str, Any]) -> str:
+    parts = []
+    for aim in row.aims:
+        if (value := _at(result, aim.path)) is None:
+            continue
+        shown = "" if aim.path == row.ours else f" ({value['low']:.3f}-{value['high']:.3f})"
+        parts.append(f"{aim.text}: {'met' if value['high'] <= aim.most else 'missed'}{shown}")
+    return "; ".join(parts)
 
 
 def _cell(row: Row, value: dict[str, float] | None) -> str:
