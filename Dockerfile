@@ -43,7 +43,7 @@ COPY deploy/published.py deploy/
 COPY orchestrator/ orchestrator/
 COPY examples/digits/ examples/digits/
 # Files for administrators that the wheel includes.
-COPY docs/operations.md docs/
+COPY docs/operations/ docs/operations/
 COPY deploy/backup.py deploy/
 COPY deploy/alertmanager/alertmanager.yml deploy/alertmanager/
 COPY deploy/grafana/ deploy/grafana/

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from orchestrator.core.lifecycle.effects import table
 from orchestrator.core.states import mermaid
 from orchestrator.spec.job import parse_job
-from tests.support.stack import PATIENCE_SECONDS, Stack
+from tests.support.stack import PATIENCE_SECONDS, Stack, wait_until
 from tests.support.walkthrough import diagram
 
 ROOT = Path(__file__).parents[2]
@@ -28,6 +29,9 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 def _blocks(page: Path, language: str, flag: str = "") -> list[str]:
     return [body for kind, rest, body in FENCE.findall(page.read_text()) if kind == language and flag in rest]
+
+
+README_SCRIPTS = _blocks(ROOT / "README.md", "python")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -50,7 +54,8 @@ def test_every_link_into_a_page_leads_to_a_heading(page: Path) -> None:
 
 def test_every_page_is_in_the_index() -> None:
     listed = set(LINK.findall((ROOT / "docs" / "README.md").read_text()))
-    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    docs = ROOT / "docs"
+    pages = {str(path.relative_to(docs)) for path in (*docs.glob("*.md"), *docs.glob("operations/*.md"))} - {"README.md"}
     assert pages <= listed
 
 
@@ -73,28 +78,80 @@ def test_the_job_of_the_readme_is_a_good_one() -> None:
     assert parse_job(text).resources.num_workers == 2
 
 
-def test_the_scripts_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script, calls = _blocks(ROOT / "README.md", "python")
+def test_the_trainer_of_the_readme_runs_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = README_SCRIPTS[2]
     assert len([line for line in script.splitlines() if line.strip()]) <= 15
     for name in ("RANK", "WORLD_SIZE", "ORCH_PROGRESS_PATH", "ORCH_CHECKPOINT_DIR", "ORCH_TRAINER"):
         monkeypatch.delenv(name, raising=False)
-    for number, text in enumerate((script, calls)):
-        path = tmp_path / str(number) / "train.py"
-        path.parent.mkdir()
-        path.write_text(text)
-        done = subprocess.run(
-            [sys.executable, path.name],
-            env={
-                **os.environ,
-                "OMP_NUM_THREADS": "1",
-            },  # two threads that wait for each other take minutes on a busy machine
-            cwd=path.parent,
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_SECONDS,
-        )
-        assert done.returncode == 0, done.stderr
+    (tmp_path / "train.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "train.py"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # two threads that wait for each other take minutes on a busy machine
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+WAITS_FOR_ITS_END = """
+    if step == 500 and os.environ["ORCH_ATTEMPT"] == "1":
+        open(f"waits-{os.environ['RANK']}", "x").close()
+        signal.pause()"""
+
+
+def killed_at_500(script: str) -> str:
+    """Return the script with 1,000 steps, in whose first attempt every rank waits at step 500 for a signal."""
+    shorter, totals = re.subn(r"total = 0, \d+", "total = 0, 1000", script)
+    waiting, loops = re.subn(r"^for step in range.*:$", lambda loop: loop[0] + WAITS_FOR_ITS_END, shorter, flags=re.M)
+    assert (totals, loops) == (1, 1)
+    return f"import os, signal\n{waiting}"
+
+
+def kill_the_last_rank(stack: Stack, job_id: str) -> None:
+    """Kill the rank once all wait and a checkpoint is known."""
+    pids, folder = stack.pids(job_id), Path(stack.job(job_id).working_dir)
+    wait_until("the ranks wait", lambda: len(list(folder.glob("waits-*"))) == len(pids))
+    wait_until("a checkpoint", lambda: stack.job(job_id).checkpoint)
+    os.kill(pids[-1], signal.SIGKILL)
+
+
+def test_the_scripts_of_the_readme_continue_after_a_kill(tmp_path: Path) -> None:
+    """The script for torchrun with the commands of the README, and the loop with the four calls."""
+    (commands,) = [body for body in _blocks(ROOT / "README.md", "console") if "kill -9" in body]
+    (job_file,) = _blocks(ROOT / "README.md", "yaml")
+    directory = tmp_path / "digits"
+    directory.mkdir()
+    (directory / "job.yaml").write_text(job_file)
+    (directory / "train.py").write_text(killed_at_500(README_SCRIPTS[0]))
+    shown: dict[str, str] = {}
+    stack = Stack()
+    try:
+        for line in re.findall(r"^\$ (.+)$", commands, re.MULTILINE):
+            program, *words = shlex.split(line)
+            if program == "kill":
+                kill_the_last_rank(stack, shown["submit"].strip())
+                continue
+            assert program == "orch", line
+            done = stack.orch(*words, cwd=directory)
+            assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+            shown[words[0]] = done.stdout
+        job_id = shown["submit"].strip()
+        assert "SUCCEEDED" in shown["status"]
+        assert "rank 1 was killed by SIGKILL" in shown["status"]
+        first = stack.log(job_id, attempt=2, rank=0).splitlines()[0]  # it prints every 100th step, and then saves
+        assert 200 <= int(first.removeprefix("step ").partition("/")[0]) <= 500, first
+        assert (directory / job_id / "outputs" / "last.pt").stat().st_size > 0
+
+        alone = job_file.replace("num_workers: 2", "num_workers: 1").partition("checkpoint:")[0]
+        own = stack.submit(alone, tmp_path / "own", train=killed_at_500(README_SCRIPTS[1]))
+        kill_the_last_rank(stack, own)
+        assert stack.wait(own).state == "SUCCEEDED"
+        assert int(stack.log(own, attempt=2, rank=0).splitlines()[0].removeprefix("start ")) > 0
+    finally:
+        stack.close()
 
 
 SECOND_JOB_WAITS = """from __future__ import annotations

@@ -127,11 +127,11 @@ def test_the_links_of_the_package_page_lead_to_files_of_that_version(tmp_path: P
 
 
 def test_what_an_administrator_copies_comes_with_it(installed: Path) -> None:
-    """The page of operations names these files below the installation's prefix, where pip puts a wheel's data."""
+    """The pages of operations name these files below the installation's prefix, where pip puts a wheel's data."""
     (data,) = installed.glob("orchd-*.data/data")
     shared = data / "share" / "orch"
-    page = (ROOT / "docs/operations.md").read_text()
-    (block,) = re.findall(r"^cd /opt/orch/share/orch .*?^```", page, re.MULTILINE | re.DOTALL)
+    pages = "\n".join(path.read_text() for path in (ROOT / "docs/operations").glob("*.md"))
+    (block,) = re.findall(r"^cd /opt/orch/share/orch .*?^```", pages, re.MULTILINE | re.DOTALL)
     patterns = re.findall(r"(?<=\s)(systemd/[\w.*]+)", block)
     assert len(patterns) >= 4
     for pattern in [
@@ -145,7 +145,7 @@ def test_what_an_administrator_copies_comes_with_it(installed: Path) -> None:
         assert found, pattern
     boards = {path.name for path in (ROOT / "orchestrator/data/dashboards").glob("*.json")}
     assert {path.name for path in shared.glob("kubernetes/generated/*.json")} == boards
-    for path in re.findall(r"/opt/orch/share/orch/([\w./-]*\w)", page + units(shared)):
+    for path in re.findall(r"/opt/orch/share/orch/([\w./-]*\w)", pages + units(shared)):
         assert (shared / path).exists(), path
     assert not list(shared.rglob("secrets"))
 

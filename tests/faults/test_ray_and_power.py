@@ -144,7 +144,7 @@ def test_a_head_that_dies_again_while_it_comes_back(breakable: Stack, ledger: Le
     second = wait_until("there is another head", lambda: another_head(stack, first), interval=0.002)
     kill(second["raylet"])
     wait_until("it is noticed", lambda: another_head(stack, second) or process_gone(pid))
-    if process_gone(pid):  # Ray ends a process whose raylet dies while it registers there: docs/operations.md
+    if process_gone(pid):  # Ray ends a process whose raylet dies while it registers there: docs/operations/clusters.md
         stack.up()
         pid = stack.daemon_pid()
     wait_until("there is a third head", lambda: another_head(stack, second))

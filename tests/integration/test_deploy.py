@@ -904,15 +904,16 @@ def test_a_home_without_a_record_is_named(home: Path, tmp_path: Path) -> None:
 
 # -- documents
 
+OPERATIONS = sorted((ROOT / "docs/operations").glob("*.md"))
 
 def test_links_between_documents_lead_somewhere() -> None:
-    for page in (ROOT / "docs/operations.md", *(ROOT / "docs/runbooks").glob("*.md"), DEPLOY / "kubernetes/README.md"):
+    for page in (*OPERATIONS, *(ROOT / "docs/runbooks").glob("*.md"), DEPLOY / "kubernetes/README.md"):
         for target in re.findall(r"\]\(([^)#:]*)(?:#[^)]*)?\)", page.read_text()):
             assert not target or (page.parent / target).resolve().exists(), (page.name, target)
 
 
 def test_documents_name_files_that_are_there() -> None:
-    for found in set(re.findall(r"deploy/[\w./-]*\w", (ROOT / "docs/operations.md").read_text())):
+    for found in {name for page in OPERATIONS for name in re.findall(r"deploy/[\w./-]*\w", page.read_text())}:
         assert (ROOT / found).exists() or found in {"deploy/systemd", "deploy/kubernetes/generated"}, found
 
 
@@ -927,7 +928,7 @@ def code_of(page: Path) -> str:
 def test_documents_and_alerts_name_commands_and_options_that_orch_has() -> None:
     commands = {entry.name for entry in ENTRIES}
     reference = (ROOT / "docs/cli.md").read_text()
-    texts = {page.name: code_of(page) for page in (ROOT / "docs/operations.md", *(ROOT / "docs/runbooks").glob("*.md"))}
+    texts = {str(page): code_of(page) for page in (*OPERATIONS, *(ROOT / "docs/runbooks").glob("*.md"))}
     texts["alerts"] = "\n".join(f"{alert.summary}\n{alert.description}" for alert in rules.ALERTS)
     seen = set()
     for name, text in texts.items():

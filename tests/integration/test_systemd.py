@@ -60,7 +60,7 @@ pytestmark = [
 
 
 class Machine:
-    """A systemd with this machine's files, and the units installed as docs/operations.md says."""
+    """A systemd with this machine's files, and the units installed as docs/operations/services.md says."""
 
     def __init__(self, base: Path) -> None:
         self.base, self.root = base, base / "root"

@@ -228,9 +228,9 @@ def _store(settings: Settings) -> list[Finding]:
             damaged = asyncio.run(store.damaged())
     except StoreError as error:
         return [
-            Finding(level=Level.ERROR, what=f"the store cannot be opened: {error}", remedy="see docs/operations.md")
+            Finding(level=Level.ERROR, what=f"the store cannot be opened: {error}", remedy="see docs/operations/upgrade.md")
         ]
-    remedy = "restore a backup of the store (docs/operations.md)"
+    remedy = "restore a backup of the store (docs/operations/upgrade.md)"
     found = [
         Finding(level=Level.WARNING if one.rebuilt else Level.ERROR, what=damaged_sentence(one), remedy=remedy)
         for one in damaged

@@ -50,7 +50,7 @@ def check_options(settings: Settings, options: ServeOptions, *, ray_seconds: flo
     if options.group and settings.uid == 0:
         raise RefusedError(
             f"jobs run as the daemon's user: members of {options.group} would run whatever they submit as root",
-            hint="run the daemon as an account of its own, as docs/operations.md shows, and pass --group there",
+            hint="run the daemon as an account of its own, as docs/operations/access.md shows, and pass --group there",
         )
     if not is_loopback(settings.exporter_address) and not options.token_file:
         raise RefusedError(

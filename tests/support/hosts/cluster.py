@@ -1,4 +1,4 @@
-"""A Ray cluster and a daemon on hosts of their own, set up by the instructions of docs/operations.md ("Scale out")."""
+"""A Ray cluster and a daemon on hosts of their own, set up by the instructions of docs/operations/clusters.md."""
 
 from __future__ import annotations
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from orchestrator.cli.app import ENTRIES, LazyCommands
-from orchestrator.cli.reference import render_cli_reference
+from orchestrator.cli.reference import examples, render_cli_reference
 from orchestrator.spec.job import parse_job
 from orchestrator.spec.reader.reading import job_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
 
     from orchestrator.api.server.testing import ServedFake
     from tests.unit.cli.conftest import Outcome
@@ -41,6 +42,24 @@ def test_the_reference_page_has_every_command() -> None:
         assert f"### `orch nodes {sub}" in page
     assert "Typer" not in page
     assert "None" not in page
+
+
+def test_every_command_has_an_example_that_it_takes() -> None:
+    shown = examples()
+    for path, item in commands_of("", LazyCommands()):
+        if path not in shown:
+            assert getattr(item, "commands", None), f"{path} has no example in orchestrator/cli/reference.py"
+            continue
+        words = shlex.split(shown.pop(path))[1 + len(path.split()) :]
+        item.make_context(path, words)
+    assert shown == {}
+
+
+def commands_of(path: str, commands: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name in commands:
+        item, whole = commands[name], f"{path} {name}".strip()
+        yield whole, item
+        yield from commands_of(whole, getattr(item, "commands", {}))
 
 
 def test_every_option_and_argument_is_explained() -> None:
