@@ -906,6 +906,7 @@ def test_a_home_without_a_record_is_named(home: Path, tmp_path: Path) -> None:
 
 OPERATIONS = sorted((ROOT / "docs/operations").glob("*.md"))
 
+
 def test_links_between_documents_lead_somewhere() -> None:
     for page in (*OPERATIONS, *(ROOT / "docs/runbooks").glob("*.md"), DEPLOY / "kubernetes/README.md"):
         for target in re.findall(r"\]\(([^)#:]*)(?:#[^)]*)?\)", page.read_text()):

@@ -228,7 +228,9 @@ def _store(settings: Settings) -> list[Finding]:
             damaged = asyncio.run(store.damaged())
     except StoreError as error:
         return [
-            Finding(level=Level.ERROR, what=f"the store cannot be opened: {error}", remedy="see docs/operations/upgrade.md")
+            Finding(
+                level=Level.ERROR, what=f"the store cannot be opened: {error}", remedy="see docs/operations/upgrade.md"
+            )
         ]
     remedy = "restore a backup of the store (docs/operations/upgrade.md)"
     found = [

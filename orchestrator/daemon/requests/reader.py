@@ -280,5 +280,6 @@ def named_by_others(error: store_errors.NamedByOthersError) -> NoSuchJobError:
 def damaged_error(error: store_errors.UnreadableRecordError) -> RefusedError:
     """Return the API's error for a job whose record is damaged."""
     return RefusedError(
-        str(error), hint="`orch doctor` lists what is damaged; docs/operations/upgrade.md has the way to restore a backup"
+        str(error),
+        hint="`orch doctor` lists what is damaged; docs/operations/upgrade.md has the way to restore a backup",
     )
