@@ -125,40 +125,36 @@ def kill_the_last_rank(stack: Stack, job_id: str) -> None:
     os.kill(pids[-1], signal.SIGKILL)
 
 
-def test_the_scripts_of_the_readme_continue_after_a_kill(tmp_path: Path) -> None:
-    """The script for torchrun with the commands of the README, and the loop with the four calls."""
+def check_the_readme(stack: Stack, folder: Path) -> None:
+    """Run the script for torchrun with the commands of the README, then the loop with the four calls: both continue after a kill."""
     (commands,) = [body for body in _blocks(ROOT / "README.md", "console") if "kill -9" in body]
     (job_file,) = _blocks(ROOT / "README.md", "yaml")
-    directory = tmp_path / "digits"
+    directory = folder / "readme"
     directory.mkdir()
     (directory / "job.yaml").write_text(job_file)
     (directory / "train.py").write_text(killed_at_250(README_SCRIPTS[0]))
     shown: dict[str, str] = {}
-    stack = Stack()
-    try:
-        for line in re.findall(r"^\$ (.+)$", commands, re.MULTILINE):
-            program, *words = shlex.split(line)
-            if program == "kill":
-                kill_the_last_rank(stack, shown["submit"].strip())
-                continue
-            assert program == "orch", line
-            done = stack.orch(*words, cwd=directory)
-            assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
-            shown[words[0]] = done.stdout
-        job_id = shown["submit"].strip()
-        assert "SUCCEEDED" in shown["status"]
-        assert "rank 1 was killed by SIGKILL" in shown["status"]
-        first = stack.log(job_id, attempt=2, rank=0).splitlines()[0]  # it prints every 100th step, and then saves
-        assert 200 <= int(first.removeprefix("step ").partition("/")[0]) <= 300, first
-        assert (directory / job_id / "outputs" / "last.pt").stat().st_size > 0
+    for line in re.findall(r"^\$ (.+)$", commands, re.MULTILINE):
+        program, *words = shlex.split(line)
+        if program == "kill":
+            kill_the_last_rank(stack, shown["submit"].strip())
+            continue
+        assert program == "orch", line
+        done = stack.orch(*words, cwd=directory)
+        assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+        shown[words[0]] = done.stdout
+    job_id = shown["submit"].strip()
+    assert "SUCCEEDED" in shown["status"]
+    assert "rank 1 was killed by SIGKILL" in shown["status"]
+    first = stack.log(job_id, attempt=2, rank=0).splitlines()[0]  # it prints every 100th step, and then saves
+    assert 200 <= int(first.removeprefix("step ").partition("/")[0]) <= 300, first
+    assert (directory / job_id / "outputs" / "last.pt").stat().st_size > 0
 
-        alone = job_file.replace("num_workers: 2", "num_workers: 1").partition("checkpoint:")[0]
-        own = stack.submit(alone, tmp_path / "own", train=killed_at_250(README_SCRIPTS[1]))
-        kill_the_last_rank(stack, own)
-        assert stack.wait(own).state == "SUCCEEDED"
-        assert int(stack.log(own, attempt=2, rank=0).splitlines()[0].removeprefix("start ")) > 0
-    finally:
-        stack.close()
+    alone = job_file.replace("num_workers: 2", "num_workers: 1").partition("checkpoint:")[0]
+    own = stack.submit(alone, folder / "own", train=killed_at_250(README_SCRIPTS[1]))
+    kill_the_last_rank(stack, own)
+    assert stack.wait(own).state == "SUCCEEDED"
+    assert int(stack.log(own, attempt=2, rank=0).splitlines()[0].removeprefix("start ")) > 0
 
 
 SECOND_JOB_WAITS = """from __future__ import annotations
@@ -171,7 +167,8 @@ if len(os.listdir({begun!r})) > 1:
 """
 
 
-def test_every_command_of_the_tour_runs(tmp_path: Path) -> None:
+def test_every_command_of_the_readme_and_the_tour_runs(tmp_path: Path) -> None:
+    """With one daemon, which takes longer to start than any command."""
     (tour,) = _blocks(ROOT / "docs" / "tour.md", "console", "tour")
     directory = tmp_path / "digits"
     shutil.copytree(ROOT / "examples" / "digits", directory)
@@ -189,5 +186,7 @@ def test_every_command_of_the_tour_runs(tmp_path: Path) -> None:
             more = ["--read-listen", "127.0.0.1:0"] if words[1] == "up" else []
             done = stack.orch(*words[1:], *more, cwd=directory)
             assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+            if words[1] == "up":
+                check_the_readme(stack, tmp_path)
     finally:
         stack.close()

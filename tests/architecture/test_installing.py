@@ -308,6 +308,7 @@ def test_nothing_installs_the_bare_name() -> None:
 ON_ITS_MACHINE = {
     "api/errors.py",  # default hints of classes with a client_hint, and of a daemon's process on this machine
     "cli/commands/machine.py",  # the help of the daemon's address
+    "cli/reference.py",  # the example of `orch up` in docs/cli.md
     "daemon/process/doctor.py",  # checks that are made where the part `daemon` is installed
     "daemon/process/preflight.py",  # the start of a daemon
     "store/errors.py",  # the daemon's own store
