@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.pools import Pools
     from orchestrator.spec.settings import Settings
     from orchestrator.store.port import Store
-    from orchestrator.train.script.progress import ProgressSnapshot
+    from orchestrator.train.script.progress_reading import ProgressSnapshot
 
 
 class JobObservers:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from orchestrator.core.events import Event
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
-    from orchestrator.train.script.progress import ProgressSnapshot
+    from orchestrator.train.script.progress_reading import ProgressSnapshot
 
 MOST_BYTES: Final = 1024 * 1024
 MOST_LINE_BYTES: Final = 4096

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import structs
 
 from orchestrator import clock
 from orchestrator.core import events as ev
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.exporters.actor import ExporterReport
     from orchestrator.runtime.exporters.exporters import Exporters
     from orchestrator.runtime.gangs.rank_rpc import GangCalls
-    from orchestrator.train.script.progress import CheckpointFacts, ProgressSnapshot
+    from orchestrator.train.script.progress_reading import CheckpointFacts, ProgressSnapshot
 
 RETRIED_SECONDS: Final = 10.0
 FAILING_SECONDS: Final = 60.0
@@ -99,7 +101,7 @@ def _failing(snapshots: Mapping[int, ProgressSnapshot], durable: float) -> Itera
 def _settled(seen: StorageSeen, now: float) -> StorageSeen:
     """Count failures as one until they last: the actor tries again every two seconds, and storage may be back soon."""
     lasting = seen.failing_since is not None and now - seen.failing_since >= RETRIED_SECONDS
-    return seen if lasting else replace(seen, failures=1)
+    return seen if lasting else structs.replace(seen, failures=1)
 
 
 def _failures(worst: StorageSeen, now: float) -> int:

@@ -388,5 +388,5 @@ class SimulatedGpus:
         for node_id, assignment in wanted.items():
             agent = self._nodes.agents.get(node_id)
             if agent is not None and self._assigned.get(node_id, {}) != assignment:
-                await within(10.0, agent.assign.remote(assignment))
+                await within(10.0, agent.assign(assignment))
                 self._assigned[node_id] = assignment

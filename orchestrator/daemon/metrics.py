@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.exporters.exporters import Exporters
     from orchestrator.spec.settings import Settings
     from orchestrator.store.port import FinishedCount, Store
-    from orchestrator.train.script.progress import ProgressSnapshot
+    from orchestrator.train.script.progress_reading import ProgressSnapshot
 
 
 LAG_SECONDS: Final = 1.0

@@ -33,7 +33,7 @@ from orchestrator import catalogue
 from orchestrator.catalogue import METRICS, Metric
 from orchestrator.gpu.load import LoadWindow
 from orchestrator.gpu.recording.job_record import JobRecorder
-from orchestrator.gpu.sample import Detail
+from orchestrator.gpu.sample import Detail, GpuInfo, Sample
 from orchestrator.gpu.sampler import Health, Pace, Reading, Sampler, SamplerGroup
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
     from orchestrator.gpu.load import GpuLoad
-    from orchestrator.gpu.sample import GpuInfo, GpuReader, Sample
+    from orchestrator.gpu.sample import GpuReader
 
 MAX_HEAD_BYTES: Final = 16 * 1024
 EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})

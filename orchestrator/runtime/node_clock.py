@@ -7,12 +7,9 @@ first, when an attempt began. Clocks that a time service keeps together are left
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import fields, is_dataclass, replace
 from typing import Any, Final, TypeVar
 
 from msgspec import Struct, structs
-
-from orchestrator.core.conformance import is_finite
 
 AGREE_SECONDS: Final = 2.0
 """A smaller difference counts as none: a reply may take that long on a busy machine."""
@@ -21,7 +18,7 @@ LATEST_SECONDS: Final = 60.0
 """Longer than any reply may take."""
 _NAMES: Final = ("_at", "_since")
 
-R = TypeVar("R")
+R = TypeVar("R", bound=Struct)
 
 
 class NodeClock:
@@ -34,7 +31,7 @@ class NodeClock:
 
     def heard(self, sent_at: float, received_at: float) -> float:
         """Record a reply sent at ``sent_at`` by the node's clock (0: unknown); return how far that is behind."""
-        if not sent_at or not is_finite(sent_at):
+        if not sent_at:
             return self.behind
         difference = received_at - sent_at
         if self._differences and difference - min(self._differences) > LATEST_SECONDS:
@@ -50,11 +47,10 @@ def moved(record: R, seconds: float) -> R:
     if not seconds:
         return record
     changes: dict[str, Any] = {}
-    names = record.__struct_fields__ if isinstance(record, Struct) else [field.name for field in fields(record)]  # type: ignore[arg-type]  # a dataclass
-    for name in names:
+    for name in record.__struct_fields__:
         value = getattr(record, name)
-        if is_dataclass(value) or isinstance(value, Struct):
+        if isinstance(value, Struct):
             changes[name] = moved(value, seconds)
         elif (name == "at" or name.endswith(_NAMES)) and value is not None:
             changes[name] = max(0.0, value + seconds)
-    return structs.replace(record, **changes) if isinstance(record, Struct) else replace(record, **changes)  # type: ignore[type-var]  # a dataclass
+    return structs.replace(record, **changes)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from orchestrator.checkpoint.storage.directory import Checkpoint
     from orchestrator.spec.trainer import TrainingMode
     from orchestrator.train.script.elastic import BatchShare, NotElasticError
-    from orchestrator.train.script.progress import ProgressPage, ProgressSnapshot
+    from orchestrator.train.script.progress import ProgressPage
+    from orchestrator.train.script.progress_reading import ProgressSnapshot
     from orchestrator.train.script.saving import CheckpointWarning
     from orchestrator.train.script.training_context import Context
     from orchestrator.train.trainer.config.config import MultiGPUConfig
@@ -72,7 +73,7 @@ _HOMES = {
     "MultiGPUTrainingManager": "orchestrator.train.trainer.loop.manager",
     "PerformanceMonitor": "orchestrator.train.trainer.measure.monitor",
     "ProgressPage": "orchestrator.train.script.progress",
-    "ProgressSnapshot": "orchestrator.train.script.progress",
+    "ProgressSnapshot": "orchestrator.train.script.progress_reading",
     "TrainingMode": "orchestrator.spec.trainer",
 }
 

@@ -10,7 +10,7 @@ from orchestrator.train.script.progress import ProgressPage, create_page
 from orchestrator.train.script.progress_reading import PageReader, snapshot_of
 
 if TYPE_CHECKING:
-    from orchestrator.train.script.progress import ProgressSnapshot
+    from orchestrator.train.script.progress_reading import ProgressSnapshot
 
 
 class BothSides(ProgressPage):

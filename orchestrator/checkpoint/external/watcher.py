@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import threading
 import time
@@ -10,6 +9,8 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from orchestrator.checkpoint.errors import CheckpointError, failure_kind
 from orchestrator.checkpoint.external.external_checkpoints import ExternalCheckpoints
@@ -127,7 +128,7 @@ class FileWatcher:
         return before[1] + int(share * (after[1] - before[1]))
 
     def _fail(self, message: str, kind: str) -> None:
-        self.status = dataclasses.replace(
+        self.status = structs.replace(
             self.status,
             failures=self.status.failures + 1,
             failure=message,
@@ -136,7 +137,7 @@ class FileWatcher:
         )
 
     def _publish(self, newest: CheckpointInfo, count: int) -> None:
-        self.status = dataclasses.replace(
+        self.status = structs.replace(
             self.status,
             step=newest.step,
             attempt=newest.attempt,

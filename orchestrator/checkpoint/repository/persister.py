@@ -14,11 +14,13 @@ never becomes complete, the round is abandoned after a while, and nothing wrong 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import threading
 import time
+from collections.abc import Mapping  # noqa: TC003  # msgspec reads the annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from orchestrator.checkpoint.errors import CheckpointError, OvertakenError, StaleAttemptError, failure_kind
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
@@ -27,7 +29,7 @@ from orchestrator.checkpoint.snapshots.file import PartRegion, SnapshotDirectory
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from orchestrator.checkpoint.snapshots.file import (
         HeldVersion,
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
         StoreState,
     )
     from orchestrator.checkpoint.storage.info import CheckpointInfo
-    from orchestrator.checkpoint.storage.storage import Storage
 
 POLL_SECONDS = 0.05  # during a flush
 LOOK_SECONDS = 0.25  # each look costs 0.1 to 0.3 ms of a core
@@ -54,7 +55,7 @@ class StoreSettings:
     ``environ`` holds the job's own credentials for a storage behind a URL.
     """
 
-    root: str | Storage
+    root: str
     keep: int | None = 3
     keep_best: int | None = None
     score_attribute: str | None = None
@@ -369,7 +370,7 @@ class PersisterRecord:
     def succeeded(self, meta: SnapshotMeta, info: CheckpointInfo | None, seconds: float) -> None:
         """Record a write; ``info`` is the checkpoint, if this write made it complete."""
         self._pages.fail(failing=False)
-        self.status = dataclasses.replace(
+        self.status = structs.replace(
             self.status,
             step=meta.step,
             attempt=meta.attempt,
@@ -391,7 +392,7 @@ class PersisterRecord:
         self._retry_at = self._clock() + self._pace.retry_seconds
         self._pages.fail(failing=True)
         before = self.status
-        self.status = dataclasses.replace(
+        self.status = structs.replace(
             before,
             failures=before.failures + 1,
             failure=message,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from orchestrator.core.codec import Count, Message, Seconds, Text, Time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -16,28 +17,27 @@ ROOM_SECONDS: Final = 10.0
 """Seconds between two readings of the free space, while nothing is written."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PersisterStatus:
+class PersisterStatus(Message):
     """Result of the writes of this rank's snapshots. ``at`` is a wall time, ``seconds`` the duration of the last write.
 
     ``path`` is empty until this rank's write made a checkpoint complete. ``failures`` counts all, ``failures_in_a_row``
     those since the newest success, and ``failing_since`` is the wall time of the first of these.
     """
 
-    step: int | None = None
-    attempt: int | None = None
-    path: str = ""
-    bytes: int = 0
-    at: float | None = None
-    seconds: float = 0.0
-    persisted: int = 0
-    failures: int = 0
-    failure: str = ""
-    failure_kind: str = ""  # from `errors.failure_kind`: the same for all saves that fail for the same cause
+    step: Count | None = None
+    attempt: Count | None = None
+    path: Text = ""
+    bytes: Count = 0
+    at: Time | None = None
+    seconds: Seconds = 0.0
+    persisted: Count = 0
+    failures: Count = 0
+    failure: Text = ""
+    failure_kind: Text = ""  # from `errors.failure_kind`: the same for all saves that fail for the same cause
     watched: bool = False  # a checkpoint that the script wrote by itself (watcher.py)
-    digest: str = ""  # of its content
-    failures_in_a_row: int = 0
-    failing_since: float | None = None
+    digest: Text = ""  # of its content
+    failures_in_a_row: Count = 0
+    failing_since: Time | None = None
 
 
 class StorageGauge:

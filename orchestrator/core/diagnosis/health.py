@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.core.codec import Count, Message, Number, Text
 from orchestrator.core.facts.hangs import Sign, Stillness
 
 if TYPE_CHECKING:
@@ -61,13 +62,12 @@ class Call(enum.StrEnum):
     HUNG = "hung"
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(Message, kw_only=False):
     """One Python frame."""
 
-    function: str
-    file: str
-    line: int
+    function: Text
+    file: Text
+    line: Count
 
     def __str__(self) -> str:
         return f"{self.function} ({self.file}:{self.line})"
@@ -78,16 +78,14 @@ class Frame:
         return f"{self.function} ({self.file.rpartition('/')[2]}:{self.line})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thread:
+class Thread(Message):
     """One Python thread and its frames, the innermost first."""
 
-    name: str
+    name: Text
     frames: tuple[Frame, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankLook:
+class RankLook(Message):
     """One look at a rank: ``at`` is seconds of its node's own clock, sums are over all its processes.
 
     ``state`` is the kernel's letter for the training process, T when any process of the rank is stopped, empty when it is
@@ -96,19 +94,19 @@ class RankLook:
     that of the process group that the training thread sets up.
     """
 
-    rank: int
-    at: float
-    pid: int = 0
-    state: str = ""
-    stopped_pid: int = 0
-    cpu_seconds: float = 0.0
-    io_bytes: int = 0
+    rank: Count
+    at: Number
+    pid: Count = 0
+    state: Text = ""
+    stopped_pid: Count = 0
+    cpu_seconds: Number = 0.0
+    io_bytes: Count = 0
     wait: Wait = Wait.UNKNOWN
-    wait_name: str = ""
+    wait_name: Text = ""
     threads: tuple[Thread, ...] = ()
-    problem: str = ""
-    printed: int = 0
-    world_size: int | None = None
+    problem: Text = ""
+    printed: Count = 0
+    world_size: Count | None = None
 
     @property
     def place(self) -> str:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.core.codec import Count, Message, Seconds, Text, Time
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -73,8 +75,7 @@ class GpuSeen:
     fault: Fact | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessSeen:
+class ProcessSeen(Message):
     """A rank's processes, as the kernel shows them. Counts are since the rank's start, ``at`` is seconds of its node's clock.
 
     ``looks`` counts looks at the training thread: in ``asleep`` of them it waited for a file, a pipe or the network, in
@@ -82,19 +83,18 @@ class ProcessSeen:
     memory that its node has left.
     """
 
-    at: float
-    rank: int = 0
-    cpu_seconds: float = 0.0
-    resident_bytes: int = 0
-    available_bytes: int | None = None
-    looks: int = 0
-    asleep: int = 0
-    locked: int = 0
+    at: Time
+    rank: Count = 0
+    cpu_seconds: Seconds = 0.0
+    resident_bytes: Count = 0
+    available_bytes: Count | None = None
+    looks: Count = 0
+    asleep: Count = 0
+    locked: Count = 0
     grouped: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StorageSeen:
+class StorageSeen(Message):
     """A rank's writes of its part of the checkpoints, and its storage.
 
     ``failures`` are those since the newest success, which began at ``failing_since``; ``cause`` is the same for failures
@@ -102,31 +102,30 @@ class StorageSeen:
     newest write, ``busy_seconds`` is how long the storage has taken for the present request. ``free_bytes`` is what it has left.
     """
 
-    rank: int = 0
-    failures: int = 0
-    failing_since: float | None = None
-    cause: str = ""
-    said: str = ""
-    writes: int = 0
-    written_bytes: int = 0
-    seconds: float = 0.0
-    busy_seconds: float = 0.0
-    free_bytes: int | None = None
+    rank: Count = 0
+    failures: Count = 0
+    failing_since: Time | None = None
+    cause: Text = ""
+    said: Text = ""
+    writes: Count = 0
+    written_bytes: Count = 0
+    seconds: Seconds = 0.0
+    busy_seconds: Seconds = 0.0
+    free_bytes: Count | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TerminalSeen:
+class TerminalSeen(Message):
     """A rank's terminal: its own in an ``interactive`` job, else its debugger's. ``attached`` counts clients.
 
     ``idle``: an interactive job's rank has been idle for the job's limit. ``stopped_at`` is when the rank stopped at a
     breakpoint, in seconds since the epoch.
     """
 
-    rank: int = 0
+    rank: Count = 0
     interactive: bool = False
-    attached: int = 0
+    attached: Count = 0
     idle: bool = False
-    stopped_at: float | None = None
+    stopped_at: Time | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,16 +101,6 @@ class UnusableValues(FactRecord, tag="unusable_values"):
         return f"rank {self.rank} reports values that cannot be used (wrong type, not finite, out of range): {fields}"
 
 
-class UnusableStatus(FactRecord, tag="unusable_status"):
-    """A report on a snapshot holds values of the wrong type or range in these fields."""
-
-    failure_code: ClassVar[str] = "unusable_report"
-    fields: tuple[Text, ...]
-
-    def sentence(self) -> str:
-        return f"the status of a snapshot is left out: unusable {', '.join(self.fields)}"
-
-
 class ReportLeftOut(FactRecord, tag="report_left_out"):
     """A part of an actor's report could not be processed."""
 

@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 from orchestrator.core.codec import Integer, Text
 from orchestrator.core.facts.fact import Fact, FactRecord
 from orchestrator.core.facts.words import CUT, of_rank, quoted
-from orchestrator.core.states import StopScope  # conformance.py reads the annotations when it runs
+from orchestrator.core.states import StopScope
 
 _SIGNAL_NAMES: Final = {
     1: "SIGHUP",

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.ports import RankInspector
-    from orchestrator.train.script.progress import ProgressSnapshot
+    from orchestrator.train.script.progress_reading import ProgressSnapshot
 
 BETWEEN_LOOKS: Final = 1.0
 AGAIN_SECONDS: Final = 1.0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from orchestrator.checkpoint.storage.info import CheckpointInfo
     from orchestrator.core.job.record import Job
     from orchestrator.spec.paths import Paths
-    from orchestrator.train.script.progress import ProgressSnapshot
+    from orchestrator.train.script.progress_reading import ProgressSnapshot
 
 
 def list_checkpoints(

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.abandoned import stop_if_abandoned
 from orchestrator.spec.plain_files import LINK_ON_THE_WAY, is_elsewhere
-from orchestrator.train.script.progress import MAX_METRIC_NAME_BYTES, MAX_METRICS, MAX_PHASE_BYTES, ProgressSnapshot
+from orchestrator.train.script.progress import MAX_METRIC_NAME_BYTES, MAX_METRICS, MAX_PHASE_BYTES
+from orchestrator.train.script.progress_reading import ProgressSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

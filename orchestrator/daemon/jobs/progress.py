@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from orchestrator.daemon.changes import Changes
     from orchestrator.runtime.pools import Pool
     from orchestrator.spec.paths import Paths
-    from orchestrator.train.script.progress import ProgressSnapshot
+    from orchestrator.train.script.progress_reading import ProgressSnapshot
 
 METRICS_SECONDS = 1.0
 RANKS_SECONDS = 5.0

@@ -130,7 +130,7 @@ async def check_node(agent: Any | None) -> tuple[Fact, ...]:
     if agent is None:
         return (CheckFailed(),)
     try:
-        problems: tuple[Fact, ...] = await within(NODE_CHECK_SECONDS, agent.check.remote())
+        problems: tuple[Fact, ...] = await within(NODE_CHECK_SECONDS, agent.check())
     except TimeoutError:
         return (CheckFailed(seconds=NODE_CHECK_SECONDS),)
     except Exception as error:

@@ -104,4 +104,4 @@ class ForkServers:
     async def _start(self, agent: Any) -> None:
         with contextlib.suppress(Exception):  # the agent has ended
             async with asyncio.timeout(FORK_SERVER_SECONDS):
-                await agent.fork_server.remote(sys.executable)
+                await agent.fork_server(sys.executable)

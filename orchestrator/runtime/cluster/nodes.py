@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core.codec import RecordError, from_plain, to_plain
 from orchestrator.durable_files import write_whole
+from orchestrator.runtime import remote
 from orchestrator.runtime.cluster.connection import CALL_SECONDS
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.names import SERVICES, agent_name
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from orchestrator.runtime.cluster.connection import RayConnection
-    from orchestrator.runtime.nodes.agent import NodeGpu, NodeReport
+    from orchestrator.runtime.nodes.agent import NodeAgent, NodeGpu, NodeReport
     from orchestrator.runtime.nodes.control_plane import RayNode
     from orchestrator.runtime.nodes.directories import Site
 
@@ -57,14 +58,14 @@ def keep_home_token(path: Path) -> str:
     return token
 
 
-def make_agent(site: Site, node_id: str, simulate_gpus: int, home_token: str) -> Any:
+def make_agent(site: Site, node_id: str, simulate_gpus: int, home_token: str) -> NodeAgent:
     """Find or create the agent of a node. ``simulate_gpus`` 0 uses its real GPUs. Blocks."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     from orchestrator.runtime.nodes.agent import NodeAgent
 
-    return (
+    handle = (
         ray.remote(NodeAgent)
         .options(
             name=agent_name(node_id),
@@ -84,6 +85,7 @@ def make_agent(site: Site, node_id: str, simulate_gpus: int, home_token: str) ->
             home_token=(str(site.home_token), home_token),
         )
     )
+    return remote.stub(NodeAgent, handle)
 
 
 def remove_services(space: str) -> None:
@@ -115,7 +117,7 @@ class NodeRegistry:
     this machine.
     """
 
-    def __init__(self, ray: RayConnection, make: Callable[[str], Any], *, embedded: bool) -> None:
+    def __init__(self, ray: RayConnection, make: Callable[[str], NodeAgent], *, embedded: bool) -> None:
         self._ray = ray
         self._make = make
         self._embedded = embedded
@@ -123,7 +125,7 @@ class NodeRegistry:
         self._meetings: dict[str, asyncio.Task[None]] = {}
         self._first_gpus: dict[str, tuple[NodeGpu, ...]] = {}
         self._dead_since: dict[str, float] = {}
-        self.agents: dict[str, Any] = {}
+        self.agents: dict[str, NodeAgent] = {}
         self.reports: dict[str, NodeReport] = {}
         self.lost_gpus: dict[str, tuple[NodeGpu, ...]] = {}
         self.silent: dict[str, str] = {}
@@ -167,7 +169,7 @@ class NodeRegistry:
     async def _first_report(self, node_id: str) -> None:
         try:
             self.agents[node_id] = await self._ray.call(self._make, node_id)
-            self.reports[node_id] = await within(CALL_SECONDS, self.agents[node_id].report.remote())
+            self.reports[node_id] = await within(CALL_SECONDS, self.agents[node_id].report())
             self.answered.add(node_id)
             self._first_gpus[node_id] = self.reports[node_id].gpus
             self.lost_gpus.pop(node_id, None)
@@ -178,7 +180,7 @@ class NodeRegistry:
     async def _ask_again(self, node_id: str) -> None:
         """Get the node's newest report. A node that does not answer keeps its last one: Ray decides liveness."""
         try:
-            report = await within(AGAIN_SECONDS, self.agents[node_id].report.remote())
+            report = await within(AGAIN_SECONDS, self.agents[node_id].report())
         except Exception as error:
             if isinstance(error, TimeoutError):
                 await self._late(node_id)
@@ -200,7 +202,7 @@ class NodeRegistry:
         self._late_since.pop(node_id, None)
         with contextlib.suppress(Exception):  # the agent has died meanwhile: Ray starts another
             try:
-                await within(AGAIN_SECONDS, agent.reads.remote("/", ""))
+                await within(AGAIN_SECONDS, agent.reads("/", ""))
             except TimeoutError:
                 await self._ray.call(end_worker, agent, restart=True)
 
@@ -214,7 +216,7 @@ class NodeRegistry:
             if not answered
         }
 
-    def agent_for(self, node_id: str) -> Any | None:
+    def agent_for(self, node_id: str) -> NodeAgent | None:
         """Return the agent that answers for a node; an embedded head's node is the same machine under every id."""
         if node_id in self.agents or not self._embedded:
             return self.agents.get(node_id)
@@ -243,9 +245,9 @@ class NodeRegistry:
         """End all agents' processes; on a shared cluster also remove the nodes' directories."""
         await asyncio.gather(*(self._shut_down(agent) for agent in self.agents.values()))
 
-    async def _shut_down(self, agent: Any) -> None:
+    async def _shut_down(self, agent: NodeAgent) -> None:
         with contextlib.suppress(Exception):  # the agent has already ended
-            await within(CALL_SECONDS, agent.shut_down.remote(remove=not self._embedded))
+            await within(CALL_SECONDS, agent.shut_down(remove=not self._embedded))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,19 +7,17 @@ import ctypes
 import errno
 import gc
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from orchestrator.gpu.drivers.inventory import open_readers
 from orchestrator.gpu.drivers.simulated import FILE_NAME
 from orchestrator.gpu.exporter import ExporterSettings, GpuExporter, GpuStatus, HttpSettings, is_loopback
+from orchestrator.gpu.load import GpuLoad  # noqa: TC001  # msgspec reads the annotations
 from orchestrator.gpu.proc import ancestors
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from orchestrator.gpu.load import GpuLoad
+from orchestrator.runtime import remote
 
 NODE_ADDRESS: Final = "node"
 
@@ -66,7 +64,7 @@ class ExporterReport:
 class ExporterActor:
     """One GPU's exporter. No method calls the driver: a GPU that hangs blocks only its own sampling thread.
 
-    The methods are synchronous: the exporter has its own threads.
+    No method waits: the exporter has its own threads.
     """
 
     def __init__(
@@ -93,7 +91,12 @@ class ExporterActor:
             self._exporter.start()
         _give_back_memory()
 
-    def report(self, over: float | None = None) -> ExporterReport:
+    async def answer(self, method: str, message: bytes) -> bytes:
+        """Call a method for the daemon."""
+        return await remote.answer(self, method, message)
+
+    @remote.called
+    async def report(self, over: float | None = None) -> ExporterReport:
         """Return the newest values; with ``over`` also the GPU's load over that many seconds, and its processes' lineages."""
         (status,) = self._exporter.statuses()
         processes = status.sample.processes if status.sample is not None and over is not None else ()
@@ -106,11 +109,13 @@ class ExporterActor:
             lineages=tuple(line for process in processes if (line := ancestors(process.pid))),
         )
 
-    def record(self, job_id: str, directory: str, rate: float) -> None:
+    @remote.called
+    async def record(self, job_id: str, directory: str, rate: float) -> None:
         """Append this GPU's samples to the job's telemetry from now on. Idempotent."""
         self._exporter.record_job(job_id, Path(directory), rate=rate)
 
-    def stop_recording(self, job_ids: Sequence[str]) -> None:
+    @remote.called
+    async def stop_recording(self, job_ids: Sequence[str]) -> None:
         """End the telemetry of these jobs."""
         for job_id in job_ids:
             self._exporter.stop_recording(job_id)

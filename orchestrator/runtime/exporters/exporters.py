@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.facts.gpus import GpuLost, Xid
 from orchestrator.gpu.sampler import Health
+from orchestrator.runtime import remote
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.names import exporter_name
+from orchestrator.runtime.nodes.control_plane import end_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from orchestrator.gpu.exporter import GpuStatus
     from orchestrator.runtime.cluster.connection import RayConnection
     from orchestrator.runtime.cluster.nodes import NodeRegistry
-    from orchestrator.runtime.exporters.actor import ExporterAccess, ExporterReport
+    from orchestrator.runtime.exporters.actor import ExporterAccess, ExporterActor, ExporterReport
     from orchestrator.runtime.nodes.agent import NodeGpu, NodeReport
 
 
@@ -68,7 +70,7 @@ class Exporters:
         self._ray = ray
         self._known = nodes
         self._access = access
-        self._actors: dict[str, Any] = {}
+        self._actors: dict[str, ExporterActor] = {}
         self.reports: dict[str, ExporterReport] = {}
         self.nodes: dict[str, NodeReport] = {}
         self.places: dict[str, ExporterTarget] = {}
@@ -134,7 +136,7 @@ class Exporters:
         if actor is None:
             return None
         try:
-            report: ExporterReport = await within(seconds, actor.report.remote(over))
+            report = await within(seconds, actor.report(over))
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -151,14 +153,14 @@ class Exporters:
         self.places[uuid] = ExporterTarget(url=report.url, node=self.nodes[uuid].hostname)
         return report
 
-    async def _replace_hung(self, uuid: str, actor: Any) -> None:
+    async def _replace_hung(self, uuid: str, actor: ExporterActor) -> None:
         """Have Ray kill and restart an exporter that has not answered for long; this also works for a stopped process."""
         now = self._clock()
         if now - self._silences.setdefault(uuid, _Silence(now)).since < self._hung_seconds:
             return
         self._silences[uuid] = _Silence(now, replaced=True)  # the new one gets the same time
         with contextlib.suppress(Exception):  # the next round tries again
-            await self._ray.call(_restart, actor)
+            await self._ray.call(end_worker, actor, restart=True)
 
     def is_starting(self, uuid: str) -> bool:
         """Whether the GPU's exporter has never answered and is still within its start time."""
@@ -172,23 +174,23 @@ class Exporters:
         if actor is None:
             return
         with contextlib.suppress(Exception):  # repeated while the job holds the GPU
-            await within(self._report_seconds, actor.record.remote(job_id, directory, rate))
+            await within(self._report_seconds, actor.record(job_id, directory, rate))
 
     async def stop_recording(self, uuid: str, job_ids: Iterable[str]) -> None:
         """End the telemetry of these jobs on a GPU. Idempotent."""
         actor = self._actors.get(uuid)
         if actor is not None:
             with contextlib.suppress(Exception):  # the next report names them again
-                await within(self._report_seconds, actor.stop_recording.remote(list(job_ids)))
+                await within(self._report_seconds, actor.stop_recording(list(job_ids)))
 
-    def _ensure(self, node_id: str, gpu: NodeGpu, report: NodeReport) -> Any:
+    def _ensure(self, node_id: str, gpu: NodeGpu, report: NodeReport) -> ExporterActor:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         from orchestrator.runtime.exporters.actor import ExporterActor
 
         simulated = [g for g in report.gpus if g.simulated]
-        return (
+        handle = (
             ray.remote(ExporterActor)
             .options(
                 name=exporter_name(gpu.uuid),
@@ -209,12 +211,7 @@ class Exporters:
                 access=self._access,
             )
         )
-
-
-def _restart(actor: Any) -> None:
-    import ray
-
-    ray.kill(actor, no_restart=False)
+        return remote.stub(ExporterActor, handle)
 
 
 def is_dead(error: BaseException) -> bool:

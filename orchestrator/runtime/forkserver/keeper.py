@@ -383,7 +383,7 @@ class Keeper:
             "cause": self._cause,
         }
         ending = self._ending(ended_at)
-        trouble = self._write_record({**outcome, **ending, "ended_at": ended_at})
+        trouble = self._write_record({**outcome, "ending": ending, "ended_at": ended_at})
         self._queue_message(
             {
                 "event": "exited",

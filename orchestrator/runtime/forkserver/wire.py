@@ -13,11 +13,9 @@ import os
 import re
 import socket
 import struct
+from collections.abc import Mapping, Sequence  # noqa: TC003  # msgspec reads the annotations of RankPlan
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from typing import Any
 
 PROTOCOL = 1
 """Increased when the meaning of a message changes; client and server with different numbers refuse each other."""

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 from orchestrator import clock
 from orchestrator.core.facts.gangs import ActorMissing, HeadLost, NodeLost, ResourcesTaken, StoppedUnplaced
 from orchestrator.core.scheduler.resources import rank_size
+from orchestrator.runtime import remote
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.names import gang_of, placement_group_name, rank_actor_name
 from orchestrator.runtime.nodes import control_plane
 from orchestrator.runtime.nodes.control_plane import upload_modules
+from orchestrator.runtime.ranks.rank_actor import FAILURES, RankActor
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -42,7 +44,7 @@ class RayRankActors:
         self._ray = ray
         self._nodes = nodes
 
-    def find_or_create(self, job: Job, *, create: bool) -> list[Any]:
+    def find_or_create(self, job: Job, *, create: bool) -> list[RankActor]:
         """Return the gang's actors by rank; ``create`` creates the missing ones of a gang that was never placed.
 
         Raises GangLostError: an actor of a placed gang has ended, a node of the gang has left, or there is no gang.
@@ -52,7 +54,7 @@ class RayRankActors:
         if not create or job.seats or job.attempt_number > 1 or _may_exist(job):
             actors = [self._find(job.id, job.gang, rank) for rank in range(job.num_workers)]
         if None not in actors:
-            return actors
+            return [_remote(handle) for handle in actors]
         if job.seats:
             raise GangLostError(ActorMissing(rank=actors.index(None)))
         if not create:
@@ -60,7 +62,7 @@ class RayRankActors:
         if not set(job.nodes) <= set(self._nodes.agents):
             # Ray would wait for the node for ever. On an embedded head's machine locks show when the ranks have ended.
             raise GangLostError(NodeLost(), node_lost=not self._site.embedded)
-        return self._create(job, actors)
+        return [_remote(handle) for handle in self._create(job, actors)]
 
     def remove(self, job: Job) -> None:
         """Kill the gang's actors and free its placement group's reservation. Idempotent."""
@@ -148,12 +150,14 @@ class RayRankActors:
             raise GangLostError(ResourcesTaken())
 
 
+def _remote(handle: Any) -> RankActor:
+    return remote.stub(RankActor, handle, failures=FAILURES)
+
+
 @functools.cache
 def _actor_class() -> Any:
     """Return Ray's class of rank actors: the only one, as Ray keeps a copy of each for the daemon's life."""
     import ray
-
-    from orchestrator.runtime.ranks.rank_actor import RankActor
 
     return ray.remote(RankActor)
 

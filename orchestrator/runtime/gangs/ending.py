@@ -64,13 +64,13 @@ class Ender:
         gang = await self._calls.attach_placed(job)
         self._relay.watch(job, gang, job.attempt_number)
         grace = max(0.0, deadline - clock.now())
-        await self._calls.order_all(job, [a.stop.remote(job.attempt_number, grace) for a in gang.actors])
+        await self._calls.order_all(job, [a.stop(job.attempt_number, grace) for a in gang.actors])
 
     async def kill(self, job: Job) -> None:
         """Send SIGKILL to every rank. Raises GangLostError."""
         gang = await self._calls.attach_placed(job)
         self._relay.watch(job, gang, job.attempt_number)
-        await self._calls.order_all(job, [a.kill.remote(job.attempt_number) for a in gang.actors])
+        await self._calls.order_all(job, [a.kill(job.attempt_number) for a in gang.actors])
 
     async def release(self, job: Job) -> None:
         """Release the gang: on return no process of it is left, and others may have its resources."""
@@ -129,9 +129,7 @@ class Ender:
         try:
             gang = await self._table.attach(job)
             async with asyncio.timeout(FLUSH_SECONDS + RPC_SECONDS):
-                statuses = await asyncio.gather(
-                    *(a.flush.remote(FLUSH_SECONDS) for a in gang.actors), return_exceptions=True
-                )
+                statuses = await asyncio.gather(*(a.flush(FLUSH_SECONDS) for a in gang.actors), return_exceptions=True)
         except (GangLostError, TimeoutError):
             return
         for status in statuses:
@@ -145,7 +143,7 @@ class Ender:
         """
         deadline = time.monotonic() + GONE_SECONDS
         calls = [
-            agent.ranks_gone.remote(job_id, range(ranks), deadline - time.monotonic())
+            agent.ranks_gone(job_id, range(ranks), deadline - time.monotonic())
             for agent in self._nodes.agents.values()
             for (job_id, _), ranks in gangs.items()
         ]
@@ -162,6 +160,6 @@ class Ender:
             if agent is None:
                 await self._nodes.until_fenced(node_id)
                 continue
-            left = await within(RPC_SECONDS, agent.ranks_gone.remote(job.id, ranks, deadline - time.monotonic()))
+            left = await within(RPC_SECONDS, agent.ranks_gone(job.id, ranks, deadline - time.monotonic()))
             if left:
                 raise TimeoutError(f"processes of ranks {left} of {job.id} are still on node {node_id}")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.facts.gangs import ActorLost, ActorNotPlaced, EnvironmentFailed, NodeLost, RecordRestored
 from orchestrator.runtime.ranks.rank_events import StaleAttemptError
+from orchestrator.runtime.remote import InvalidMessageError
 
 if TYPE_CHECKING:
     from orchestrator.core.facts.gangs import GangFault
@@ -50,6 +51,8 @@ def as_lost(rank: int, error: BaseException) -> GangLostError | None:
 
     if isinstance(error, ActorUnavailableError):
         return None
+    if isinstance(error, InvalidMessageError):  # its process may run what a job has put there: end it with its gang
+        return GangLostError(ActorLost(rank=rank))
     if isinstance(error, StaleAttemptError):  # the actor is ahead of the record
         return GangLostError(RecordRestored(rank=rank))
     if isinstance(error, ActorDiedError):

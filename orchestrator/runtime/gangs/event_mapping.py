@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -11,9 +10,7 @@ from msgspec import structs
 from orchestrator import clock
 from orchestrator.checkpoint.errors import NOT_FAILING, failure_cause
 from orchestrator.checkpoint.format import layout
-from orchestrator.core import codec
 from orchestrator.core import events as ev
-from orchestrator.core.conformance import repaired
 from orchestrator.core.diagnosis.signatures import missing_file
 from orchestrator.core.facts import notes
 from orchestrator.core.facts.gangs import RecordRestored
@@ -36,7 +33,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.ranks.rank_events import RankEvent, RankGreeting
     from orchestrator.runtime.spawn.lifeline import ExitRecord
     from orchestrator.spec.paths import Paths
-    from orchestrator.train.script.progress import ProgressSnapshot
+    from orchestrator.train.script.progress_reading import ProgressSnapshot
 
 
 MESSAGE_CHARACTERS: Final = 1000  # of a message from outside
@@ -59,18 +56,6 @@ def seats_of(greetings: Sequence[RankGreeting], reports: Mapping[str, NodeReport
             )
         )
     return tuple(seats)
-
-
-def repaired_progress(snapshot: ProgressSnapshot) -> ProgressSnapshot:
-    """Return the progress with defaults for invalid values."""
-    checked, names = repaired(snapshot)
-    return replace(checked, unusable=(*checked.unusable, *names)) if names else checked
-
-
-def repaired_event(event: RankEvent) -> RankEvent:
-    """Return the event with defaults for invalid values in it and in its end."""
-    end = event.exit
-    return repaired(replace(event, exit=codec.repaired(end)) if isinstance(end, ev.Exit) else event)[0]
 
 
 def exited(job_id: JobId, attempt: int, rank: int, event: RankEvent, work_dir: str = "", *, at: float) -> ev.RankExited:
@@ -129,19 +114,16 @@ def recorded_exits(paths: Paths, job_id: JobId, attempt: int, ranks: int, lost: 
 
 
 def saved(
-    job_id: JobId, reported: PersisterStatus | None, *, failing: tuple[str, str] = NOT_FAILING, behind: float = 0.0
+    job_id: JobId, status: PersisterStatus | None, *, failing: tuple[str, str] = NOT_FAILING, behind: float = 0.0
 ) -> list[ev.Event]:
     """Return the event of a snapshot that became a checkpoint on storage, or failed to.
 
     ``failing`` is the previous failure of saves: a failure is reported when it begins, not with each save. The node's clock is
     ``behind`` seconds behind.
     """
-    if reported is None:
+    if status is None:
         return []
-    status, unusable = repaired(reported)
     facts: list[ev.Event] = []
-    if unusable:
-        facts.append(noted(job_id, notes.UnusableStatus(fields=unusable)))
     # The rank that stored its part last names the checkpoint; the others still report the one before.
     if status.step is not None and status.attempt is not None and (status.watched or _is_of(status.path, status.step)):
         at = moved(status, behind).at or clock.now()
@@ -160,11 +142,10 @@ def saved(
     return facts
 
 
-def saves_fail_of(reported: PersisterStatus | None, before: tuple[str, str]) -> tuple[str, str]:
+def saves_fail_of(status: PersisterStatus | None, before: tuple[str, str]) -> tuple[str, str]:
     """Return the present failure of saves; ``before`` without a report."""
-    if reported is None:
+    if status is None:
         return before
-    status, _ = repaired(reported)
     return failure_cause(status.failure, status.failure_kind)
 
 

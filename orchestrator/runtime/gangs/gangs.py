@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.nodes.agent import NodeReport
     from orchestrator.runtime.pools import Pool
     from orchestrator.spec.paths import Paths
-    from orchestrator.train.script.progress import ProgressSnapshot
+    from orchestrator.train.script.progress_reading import ProgressSnapshot
 
 RETRY_SECONDS: Final = 0.2
 LONGEST_RETRY_SECONDS: Final = 10.0

@@ -16,11 +16,12 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
-from orchestrator.core.conformance import is_count
+from orchestrator.core.codec import Count, Record, RecordError, from_bytes, to_plain
 from orchestrator.private_files import make_private, open_private
+from orchestrator.runtime import remote
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.gangs.errors import NodeFilesError, NodeGoneError
-from orchestrator.runtime.nodes.files import CHUNK_BYTES, LogLocation, LogPart
+from orchestrator.runtime.nodes.files import CHUNK_BYTES, FAILURES, LogLocation, LogPart, NodeFiles
 from orchestrator.runtime.nodes.working_copy import MAX_OUTPUTS, digests, find_outputs, is_utf8, keep_output, new_output
 from orchestrator.runtime.ranks.logs import log_path, renumber
 from orchestrator.spec.plain_files import read_plain
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.cluster.nodes import NodeRegistry
+    from orchestrator.runtime.nodes.agent import NodeAgent
     from orchestrator.runtime.nodes.working_copy import Output, Outputs
     from orchestrator.runtime.pools import Pool
     from orchestrator.runtime.ranks.logs import LogLimits
@@ -40,6 +42,12 @@ CALL_SECONDS: Final = 60.0
 FOLLOW_SECONDS: Final = 0.25
 LAST_FETCH_SECONDS: Final = 10.0
 MAX_NOTE_BYTES: Final = 4096
+
+
+class _Note(Record):
+    inode: Count
+    offset: Count
+    size: Count
 
 
 class LogMirror:
@@ -53,8 +61,8 @@ class LogMirror:
         self._size = 0
         note = _read_note(self._note)
         if note is not None:
-            self.place = LogLocation(inode=note["inode"], offset=note["offset"])
-            self._size = note["size"] if path.exists() else 0  # no file: it had just been rotated
+            self.place = LogLocation(inode=note.inode, offset=note.offset)
+            self._size = note.size if path.exists() else 0  # no file: it had just been rotated
 
     def take(self, part: LogPart) -> None:
         """Append what a node sent. The note is written after the lines: lines without a note are written again."""
@@ -79,18 +87,17 @@ class LogMirror:
 
     def _store_position(self) -> None:
         draft = self._note.with_suffix(".tmp")
-        draft.write_text(json.dumps({"inode": self.place.inode, "offset": self.place.offset, "size": self._size}))
+        note = _Note(inode=self.place.inode, offset=self.place.offset, size=self._size)
+        draft.write_text(json.dumps(to_plain(note)))
         draft.replace(self._note)
 
 
-def _read_note(path: Path) -> dict[str, int] | None:
+def _read_note(path: Path) -> _Note | None:
     """Return a mirror's note; None if there is none, or it is invalid: the job's processes can write there."""
     try:
-        note = json.loads(read_plain(path, MAX_NOTE_BYTES))
-    except (OSError, ValueError, RecursionError):
+        return from_bytes(_Note, read_plain(path, MAX_NOTE_BYTES))
+    except (OSError, RecordError):
         return None
-    names = ("inode", "offset", "size")
-    return note if isinstance(note, dict) and all(is_count(note.get(name)) for name in names) else None
 
 
 class JobFiles:
@@ -124,24 +131,25 @@ class JobFiles:
         reports = self._nodes.reports
         return [n for n in dict.fromkeys(job.file_nodes) if n in reports and not reports[n].home_shared]
 
-    def _agent(self, node_id: str) -> Any:
+    def _agent(self, node_id: str) -> NodeAgent:
         agent = self._nodes.agents.get(node_id)
         if agent is None:
             raise NodeGoneError(node_id)
         return agent
 
     async def _ask(self, node_id: str, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Return the answer of the node's agent.
+        """Call a method of the node's ``NodeFiles``.
 
         Raises NodeGoneError when the node has no agent any more, NodeFilesError when its disk fails.
         """
+        agent = remote.handle_of(self._agent(node_id))
+        files = remote.stub(NodeFiles, agent, through="answer_files", failures=FAILURES)
         try:
-            return await within(CALL_SECONDS, self._agent(node_id).files.remote(method, *args, **kwargs))
-        except Exception as error:
-            cause = getattr(error, "cause", error)  # Ray's error wraps the one that the call has raised
-            if isinstance(cause, OSError) and not isinstance(cause, TimeoutError | ConnectionError):
-                raise NodeFilesError(node_id, cause) from error
-            raise
+            return await within(CALL_SECONDS, getattr(files, method)(*args, **kwargs))
+        except OSError as error:
+            if isinstance(error, TimeoutError | ConnectionError):
+                raise
+            raise NodeFilesError(node_id, error) from error
 
     # -- out
 
@@ -154,7 +162,7 @@ class JobFiles:
         probe = Path(directory, name)
 
         async def reads(node_id: str) -> bool:
-            return bool(await within(CALL_SECONDS, self._agent(node_id).reads.remote(str(probe), text)))
+            return bool(await within(CALL_SECONDS, self._agent(node_id).reads(str(probe), text)))
 
         await asyncio.to_thread(_write, probe, text)
         try:
@@ -312,7 +320,7 @@ class JobFiles:
         for node_id, report in list(self._nodes.reports.items()):
             with contextlib.suppress(Exception):  # the next round tries again
                 agent = self._nodes.agents[node_id]
-                await within(CALL_SECONDS, agent.keep_only.remote(list(live), shared=report.home_shared))
+                await within(CALL_SECONDS, agent.keep_only(list(live), shared=report.home_shared))
 
     async def close(self) -> None:
         """Stop following."""

@@ -139,7 +139,7 @@ class Launcher:
         nodes = {seat.node_id for seat in seats}
         by_node = {node_id: replace(self._places(job, node_id, secrets, previous), **overrides) for node_id in nodes}
         plans = rank_plans(job, seats, master, by_node)
-        await ask([actor.launch.remote(plan) for actor, plan in zip(gang.actors, plans, strict=True)])
+        await ask([actor.launch(plan) for actor, plan in zip(gang.actors, plans, strict=True)])
 
     async def _prepare(self, gang: Gang, attempt: int) -> tuple[str, int]:
         """Return the rendezvous address and port, once no older attempt runs.
@@ -149,7 +149,7 @@ class Launcher:
         if (known := rendezvous_of(gang.greetings, attempt)) is not None:
             return known
         address = gang.greetings[0].address
-        calls = [a.prepare.remote(attempt, None if rank else address) for rank, a in enumerate(gang.actors)]
+        calls = [a.prepare(attempt, None if rank else address) for rank, a in enumerate(gang.actors)]
         return address, (await ask(calls))[0]
 
     async def _bring_files(self, job: Job) -> None:

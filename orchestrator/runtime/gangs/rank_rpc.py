@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from orchestrator.core.facts.gangs import StoppedUnplaced
 from orchestrator.core.facts.notes import ActorEnded
@@ -17,7 +17,7 @@ from orchestrator.runtime.ranks.session_messages import Input, Leave, SessionRef
 from orchestrator.train.script.profiling import TraceRefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from structlog.typing import FilteringBoundLogger
 
@@ -28,8 +28,11 @@ if TYPE_CHECKING:
     from orchestrator.runtime.cluster.connection import RayConnection
     from orchestrator.runtime.cluster.nodes import NodeRegistry
     from orchestrator.runtime.gangs.table import Gang, GangTable
+    from orchestrator.runtime.ranks.rank_actor import RankActor
     from orchestrator.runtime.ranks.rank_events import RankGreeting
     from orchestrator.runtime.ranks.session_messages import SessionMessage, SessionOutput, SessionRequest
+
+T = TypeVar("T")
 
 RPC_SECONDS: Final = 60.0
 UNPLACED_SECONDS: Final = 5.0
@@ -88,7 +91,7 @@ class GangCalls:
     async def hello(self, job: Job, gang: Gang) -> list[RankGreeting]:
         """Return the greetings of all actors."""
         limit = job.spec.health.startup_timeout.total_seconds()
-        calls = [a.hello.remote() for a in gang.actors]
+        calls = [a.hello() for a in gang.actors]
         # Existing actors answer at once; new ones may first have to be installed.
         greetings: list[RankGreeting] = await (self.order_all(job, calls) if job.seats else ask(calls, seconds=limit))
         return greetings
@@ -98,7 +101,7 @@ class GangCalls:
         gang = await self._table.attach(job, create=False)
         if not gang.greetings and not job.seats:
             try:
-                gang.greetings = await ask([a.hello.remote() for a in gang.actors], seconds=UNPLACED_SECONDS)
+                gang.greetings = await ask([a.hello() for a in gang.actors], seconds=UNPLACED_SECONDS)
             except TimeoutError as error:
                 raise GangLostError(StoppedUnplaced()) from error
         return gang
@@ -173,28 +176,26 @@ class GangCalls:
         actors = self._actors(job)
         if not actors:
             raise TraceRefusedError(f"the ranks of {job.id} are not up: ask again when it runs")
-        call = actors[rank].trace.remote(job.attempt_number, steps, seconds)
         try:
-            data: bytes = await within(seconds + RPC_SECONDS, call)
-        except TraceRefusedError as error:
-            raise TraceRefusedError(str(getattr(error, "cause", error))) from None  # without the actor's traceback
+            return await within(seconds + RPC_SECONDS, actors[rank].trace(job.attempt_number, steps, seconds))
+        except TraceRefusedError:
+            raise
         except Exception as error:
             what = "is out of reach" if as_lost(rank, error) is None else "is gone"
             raise TraceRefusedError(f"rank {rank} of {job.id} {what}; see `orch status`") from error
-        return data
 
     async def look(self, job: Job, *, stacks: bool, ranks: Sequence[int] | None = None) -> dict[int, RankLook]:
         """Inspect each of the job's ranks, or ``ranks``; ranks that have ended or are out of reach are left out."""
         actors = self._actors(job)
         wanted = [rank for rank in (range(len(actors)) if ranks is None else ranks) if rank < len(actors)]
-        answers = await _answers([actors[rank].look.remote(job.attempt_number, stacks=stacks) for rank in wanted])
+        answers = await _answers([actors[rank].look(job.attempt_number, stacks=stacks) for rank in wanted])
         return {rank: look for rank, look in zip(wanted, answers, strict=True) if look is not None}
 
     async def note(self, job: Job, lines: Mapping[int, Sequence[str]]) -> None:
         """Write ``lines`` into the logs of their ranks; return when that is done or has failed."""
         actors = self._actors(job)
         await _answers(
-            [actors[r].note.remote(job.attempt_number, tuple(texts)) for r, texts in lines.items() if r < len(actors)]
+            [actors[r].note(job.attempt_number, tuple(texts)) for r, texts in lines.items() if r < len(actors)]
         )
 
     async def open_session(self, job: Job, rank: int, request: SessionRequest) -> GangSession:
@@ -206,7 +207,7 @@ class GangCalls:
         await session.open(job.attempt_number, request)
         return session
 
-    def _actors(self, job: Job) -> Sequence[Any]:
+    def _actors(self, job: Job) -> Sequence[RankActor]:
         """Return the actors of the job's current attempt, by rank; none while its ranks are not up."""
         gang = self._table.watched(job)
         return () if gang is None else gang.actors
@@ -221,36 +222,33 @@ async def _answers(calls: Sequence[Any]) -> list[Any]:
 class GangSession:
     """A session beside the rank of the rank actor ``actor``; ``title`` names the rank in errors."""
 
-    def __init__(self, actor: Any, title: str) -> None:
+    def __init__(self, actor: RankActor, title: str) -> None:
         self._actor, self._title = actor, title
         self._number = 0
 
     async def open(self, attempt: int, request: SessionRequest) -> None:
         """Open the session in the actor, once. Raises SessionRefusedError."""
-        self._number = await self._ask(SESSION_OPEN_SECONDS, self._actor.open_session, attempt, request)
+        self._number = await self._ask(SESSION_OPEN_SECONDS, self._actor.open_session(attempt, request))
 
     async def read(self, seconds: float) -> SessionOutput:
         """Return the output; wait for some for at most ``seconds``. Raises SessionRefusedError."""
-        output: SessionOutput = await self._ask(seconds + RPC_SECONDS, self._actor.read_session, self._number, seconds)
-        return output
+        return await self._ask(seconds + RPC_SECONDS, self._actor.read_session(self._number, seconds))
 
     async def send(self, message: SessionMessage) -> None:
         """Send a client's message; return once it is accepted: input only as fast as the command reads it."""
         seconds = None if isinstance(message, Input) else RPC_SECONDS
-        await self._ask(seconds, self._actor.send_to_session, self._number, message)
+        await self._ask(seconds, self._actor.send_to_session(self._number, message))
 
     async def close(self) -> None:
         """End the session; an actor out of reach ends it by itself."""
         with contextlib.suppress(SessionRefusedError):
-            await self._ask(LOOK_SECONDS, self._actor.send_to_session, self._number, Leave())
+            await self._ask(LOOK_SECONDS, self._actor.send_to_session(self._number, Leave()))
 
-    async def _ask(self, seconds: float | None, method: Any, *arguments: object) -> Any:
+    async def _ask(self, seconds: float | None, call: Awaitable[T]) -> T:
         try:
-            call = method.remote(*arguments)
             return await (call if seconds is None else within(seconds, call))
-        except SessionRefusedError as error:
-            cause = getattr(error, "cause", error)  # without the actor's traceback
-            raise SessionRefusedError(*cause.args) from None
+        except SessionRefusedError:
+            raise
         except Exception as error:
             what = "is out of reach" if as_lost(0, error) is None else "is gone"
             raise SessionRefusedError(f"{self._title} {what}", "see `orch status`") from error

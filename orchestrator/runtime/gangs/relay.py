@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +12,6 @@ from msgspec import structs
 from orchestrator import clock
 from orchestrator.checkpoint.errors import NOT_FAILING
 from orchestrator.core import events as ev
-from orchestrator.core.conformance import repaired
 from orchestrator.core.facts.notes import RankUnreachable, Reachable, ReportLeftOut, StartedCold
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.gangs.errors import as_lost
@@ -23,8 +21,6 @@ from orchestrator.runtime.gangs.event_mapping import (
     in_memory,
     noted,
     recorded_exits,
-    repaired_event,
-    repaired_progress,
     saved,
     saves_fail_of,
     seats_of,
@@ -49,9 +45,11 @@ if TYPE_CHECKING:
     from orchestrator.runtime.nodes.agent import NodeReport
     from orchestrator.runtime.ranks.rank_events import PollReply, RankEvent
     from orchestrator.spec.paths import Paths
-    from orchestrator.train.script.progress import ProgressSnapshot
+    from orchestrator.train.script.progress_reading import ProgressSnapshot
 
 
+MAX_LEFT_OUT: Final = 100
+"""The most notes about a gang's reports: a rank actor chooses their texts."""
 LATE_ANSWERS: Final = 2
 """How many polls in a row an actor may leave unanswered before it is ended."""
 
@@ -122,9 +120,9 @@ class EventRelay:
         late, timeouts = 0, self._timeouts
         while rank not in gang.gone:
             try:
-                reply: PollReply = await within(
+                reply = await within(
                     timeouts.poll_seconds + timeouts.order_seconds,
-                    gang.actors[rank].poll.remote(attempt, gang.cursors.get(rank, PollCursor()), timeouts.poll_seconds),
+                    gang.actors[rank].poll(attempt, gang.cursors.get(rank, PollCursor()), timeouts.poll_seconds),
                 )
             except asyncio.CancelledError:
                 raise
@@ -158,7 +156,7 @@ class EventRelay:
         try:
             await self._files.bring_ends(job)
             exits = [
-                replace(each, exit=moved(each.exit, gang.clocks[each.exit.rank].behind))
+                structs.replace(each, exit=moved(each.exit, gang.clocks[each.exit.rank].behind))
                 if isinstance(each, ev.RankExited)
                 else each
                 for each in recorded_exits(self._paths, job.id, attempt, job.num_workers, lost)
@@ -171,16 +169,18 @@ class EventRelay:
         """Process an actor's reply. A part that fails is skipped, so that the rest and the next reply still count."""
         left_out = partial(self._left_out, job, gang, rank)
         behind = 0.0 if self._same_clock else gang.clocks[rank].heard(reply.sent_at, self._now())
+        for part in reply.unusable:
+            self._note_left_out(job, gang, ReportLeftOut(rank=rank, part=part, error_type="a value is invalid"))
         if reply.progress is not None:
             with left_out("its progress"):
-                gang.newest[rank] = snapshot = moved(repaired_progress(reply.progress), behind)
+                gang.newest[rank] = snapshot = moved(reply.progress, behind)
                 self._progress(job.id, attempt, rank, snapshot)
         if reply.processes is not None:
-            gang.processes[rank] = replace(repaired(reply.processes)[0], rank=rank)
+            gang.processes[rank] = structs.replace(reply.processes, rank=rank)
         if reply.storage is not None:
-            gang.storage[rank] = replace(moved(repaired(reply.storage)[0], behind), rank=rank)
+            gang.storage[rank] = structs.replace(moved(reply.storage, behind), rank=rank)
         if reply.terminal is not None:
-            gang.terminals[rank] = replace(moved(repaired(reply.terminal)[0], behind), rank=rank)
+            gang.terminals[rank] = structs.replace(moved(reply.terminal, behind), rank=rank)
         with left_out("the status of a snapshot"):
             failing = gang.failing.get(rank, NOT_FAILING)
             gang.failing[rank] = saves_fail_of(reply.persisted, failing)
@@ -189,8 +189,7 @@ class EventRelay:
         if any(event.kind != "started" for event in reply.events):  # what ended it may be ending the head as well
             await self._check_head()
         if reply.events:  # the rank's end is reported, whatever its progress page says
-            reported_events = [moved(repaired_event(event), behind) for event in reply.events]
-            events = await self._with_gpu_evidence(gang, rank, reported_events)
+            events = await self._with_gpu_evidence(gang, rank, [moved(event, behind) for event in reply.events])
             if facts := facts_of(job, gang, attempt, rank, events, self._now()):
                 self._post(facts)
 
@@ -201,10 +200,13 @@ class EventRelay:
             yield
         except Exception as error:
             note = ReportLeftOut(rank=rank, part=part, error_type=type(error).__name__)
-            if note in gang.left_out:
-                return
+            if note not in gang.left_out:
+                self._log.exception("gang.report_left_out", job=job.id, rank=rank, what=part)
+            self._note_left_out(job, gang, note)
+
+    def _note_left_out(self, job: Job, gang: Gang, note: ReportLeftOut) -> None:
+        if note not in gang.left_out and len(gang.left_out) < MAX_LEFT_OUT:
             gang.left_out.add(note)
-            self._log.exception("gang.report_left_out", job=job.id, rank=rank, what=part)
             self._post([noted(job.id, note)])
 
     async def _with_gpu_evidence(self, gang: Gang, rank: int, events: Sequence[RankEvent]) -> Sequence[RankEvent]:
@@ -218,7 +220,9 @@ class EventRelay:
             self._log.exception("gang.no_gpu_evidence", rank=rank)
             return events
         return [
-            replace(e, exit=structs.replace(e.exit, evidence=(*e.exit.evidence, *found))) if e.exit and found else e
+            structs.replace(e, exit=structs.replace(e.exit, evidence=(*e.exit.evidence, *found)))
+            if e.exit and found
+            else e
             for e in events
         ]
 

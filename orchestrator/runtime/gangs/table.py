@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.gangs.actors import RayRankActors
+    from orchestrator.runtime.ranks.rank_actor import RankActor
     from orchestrator.runtime.ranks.rank_events import PollCursor, RankGreeting
-    from orchestrator.train.script.progress import ProgressSnapshot
+    from orchestrator.train.script.progress_reading import ProgressSnapshot
 
 
 @dataclass(slots=True)
@@ -26,7 +27,7 @@ class Gang:
     """The gang's actors by rank, their first answers, and the relay's record of the attempt ``watching``."""
 
     number: int
-    actors: list[Any]
+    actors: list[RankActor]
     greetings: list[RankGreeting] = field(default_factory=list)
     watching: int = 0
     watchers: list[asyncio.Task[None]] = field(default_factory=list)

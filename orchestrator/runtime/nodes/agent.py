@@ -11,29 +11,26 @@ import contextlib
 import os
 import socket
 import sys
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from orchestrator import __version__
+from orchestrator.core.facts.fact import Fact
 from orchestrator.core.facts.nodes import DriverProblem
 from orchestrator.gpu.drivers.simulated import FILE_NAME, write_assignments
 from orchestrator.private_files import PRIVATE_UMASK, make_private, remove_private
+from orchestrator.runtime import remote
 from orchestrator.runtime.forkserver import linux
 from orchestrator.runtime.nodes.directories import clear_ended_nodes, clear_pages, fork_socket, raylet_of
-from orchestrator.runtime.nodes.files import NodeFiles
+from orchestrator.runtime.nodes.files import FAILURES, NodeFiles
 from orchestrator.runtime.nodes.health_check import check_node
 from orchestrator.runtime.own_thread import in_own_thread
 from orchestrator.runtime.spawn.client import ForkServerClient, Hello, start_fork_server
 from orchestrator.runtime.spawn.lifeline import ForkServerError
 from orchestrator.runtime.spawn.rank_locks import clear_locks, end_tree, lock_is_clear, rank_lock_path
 from orchestrator.spec.plain_files import read_plain
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from orchestrator.core.facts.fact import Fact
 
 PRELOAD = ("orchestrator.train.script.training_context", "safetensors.torch")
 NODE_HOME = "ORCH_NODE_HOME"
@@ -88,6 +85,15 @@ class NodeAgent:
         # Ray restarts an agent by creating it anew: the new one has no record of the servers to keep alive.
         self._adopting = asyncio.get_running_loop().create_task(self._adopt())
 
+    async def answer(self, method: str, message: bytes) -> bytes:
+        """Call a method for the daemon."""
+        return await remote.answer(self, method, message)
+
+    async def answer_files(self, method: str, message: bytes) -> bytes:
+        """Call a method of this node's ``NodeFiles`` for the daemon."""
+        return await remote.answer(self._files, method, message, FAILURES)
+
+    @remote.called
     async def report(self) -> NodeReport:
         """Return the node's inventory. GPUs are enumerated anew each time."""
         gpus, problems = await asyncio.to_thread(self._survey)
@@ -106,16 +112,14 @@ class NodeAgent:
             problems=problems,
         )
 
+    @remote.called
     async def reads(self, path: str, text: str) -> bool:
         """Whether a file with that text exists: then this node shares its directory."""
         with contextlib.suppress(OSError):
             return await asyncio.to_thread(read_plain, Path(path), len(text)) == text.encode()
         return False
 
-    async def files(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of this node's ``NodeFiles``."""
-        return await asyncio.to_thread(getattr(self._files, method), *args, **kwargs)
-
+    @remote.called
     async def keep_only(self, live: Collection[str], *, shared: bool) -> None:
         """Remove the files on this node of jobs that are not ``live``; not in a home that is ``shared``."""
         await asyncio.to_thread(clear_pages, self._node_dir, live)
@@ -124,6 +128,7 @@ class NodeAgent:
         if not shared:
             await asyncio.to_thread(self._files.keep_only, live)
 
+    @remote.called
     async def check(self) -> tuple[Fact, ...]:
         """Check the node's health: devices compute, the disk stores, the driver answers. See health_check."""
         problems = await check_node(self._node_dir)
@@ -147,10 +152,12 @@ class NodeAgent:
         """Return the base of simulated GPUs' UUIDs: several nodes of a test cluster may share a host name."""
         return self._node_id[:12]
 
+    @remote.called
     async def assign(self, pids_by_gpu: dict[int, tuple[int, ...]]) -> None:
         """Record, for the simulation, which processes run on which simulated GPU."""
         await asyncio.to_thread(write_assignments, self._node_dir / FILE_NAME, pids_by_gpu)
 
+    @remote.called
     async def fork_server(self, python: str) -> Hello:
         """Return a warm fork server for ``python``; started when missing, and restarted whenever it dies."""
         hello = await (await self._start(python)).hello()
@@ -189,6 +196,7 @@ class NodeAgent:
                 except ForkServerError:
                     await asyncio.sleep(1.0)
 
+    @remote.called
     async def ranks_gone(self, job_id: str, ranks: Sequence[int], seconds: float) -> tuple[int, ...]:
         """Wait until no process tree of those ranks is left on this node; return the ranks that still have one.
 
@@ -203,6 +211,7 @@ class NodeAgent:
             return True
         return await in_own_thread(lambda: end_tree(path, seconds))
 
+    @remote.called
     async def shut_down(self, *, remove: bool) -> None:
         """End the node's fork servers once no job is left, and wait; ``remove`` also removes the node's directories."""
         for task in (self._adopting, *self._watched.values()):

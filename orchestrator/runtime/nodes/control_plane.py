@@ -15,6 +15,8 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from orchestrator.runtime.remote import handle_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
@@ -148,10 +150,10 @@ def prestart_workers(node: RayNode, count: int, keep_alive_seconds: int) -> None
 
 
 def end_worker(actor: Any, *, restart: bool) -> None:
-    """Have a raylet kill an actor's process, which takes 5 s for a stopped one; with ``restart`` Ray starts it again."""
+    """Have a raylet kill the process of one of orch's actors, which takes 5 s for a stopped one; with ``restart`` Ray starts it again."""
     import ray
 
-    ray.kill(actor, no_restart=not restart)
+    ray.kill(handle_of(actor), no_restart=not restart)
 
 
 def _ask(service: str, method: str, request: Any, *, seconds: float = ANSWER_SECONDS) -> Any:

@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -19,17 +20,20 @@ from orchestrator.durable_files import sync_directory, sync_tree
 from orchestrator.private_files import enter_below
 from orchestrator.runtime.nodes.directories import ROUND_SECONDS
 from orchestrator.runtime.nodes.working_copy import Outputs, find_outputs, lay_out, open_output
+from orchestrator.runtime.remote import called
 from orchestrator.runtime.spawn.lifeline import MAX_RECORD_BYTES
 from orchestrator.spec.paths import Paths
 from orchestrator.spec.plain_files import NotPlainFileError, open_plain, read_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024
 CACHE_BYTES: Final = 2 * 1024**3
 YOUNG_SECONDS: Final = 60.0  # a younger file may belong to a job that started after the caller listed the live ones
+FAILURES: Final = (OSError,)
+"""The errors that the daemon handles."""
 _LOG = re.compile(r"attempt-(\d+)/rank-(\d+)\.log(?:\.(\d+))?$")
 _EXIT = re.compile(r"attempt-(\d+)/rank-(\d+)\.json$")
 
@@ -67,12 +71,14 @@ class NodeFiles:
         self._cache_bytes = cache_bytes
         self.paths = Paths(home=home, socket=home / "none")
 
+    @called
     def missing_blobs(self, job_id: str, wanted: Sequence[str]) -> list[str]:
         """Return the archive's blobs that must be sent; none when the job's working copy exists."""
         if self.paths.work(job_id).exists():
             return []
         return [digest for digest in wanted if not self.paths.blob(digest).exists()]
 
+    @called
     def put_blob(self, digest: str, offset: int, data: bytes, *, last: bool) -> None:
         """Store a piece of a blob, in order; the last one completes it. Raises BlobDamagedError."""
         target = self.paths.blob(digest)
@@ -93,6 +99,7 @@ class NodeFiles:
         draft.replace(target)
         sync_directory(target.parent)
 
+    @called
     def lay_out(self, job_id: str, digest: str) -> str:
         """Create the job's working copy from stored blobs, or an empty one without a digest. Returns its path."""
         work = self.paths.work(job_id)
@@ -102,6 +109,7 @@ class NodeFiles:
             work.mkdir(parents=True, exist_ok=True)
         return str(work)
 
+    @called
     def read_logs(self, job_id: str, places: Mapping[tuple[int, int], LogLocation]) -> list[LogPart]:
         """Return what every rank has logged here since ``places``; at most a chunk per rank."""
         files: dict[tuple[int, int], list[tuple[int, Path]]] = {}
@@ -140,6 +148,7 @@ class NodeFiles:
                 file.close()
         return None
 
+    @called
     def exit_records(self, job_id: str) -> dict[tuple[int, int], bytes]:
         """Return every exit record of the job here, by attempt and rank."""
         found = {}
@@ -149,10 +158,12 @@ class NodeFiles:
                     found[int(match[1]), int(match[2])] = read_plain(path, MAX_RECORD_BYTES)
         return found
 
+    @called
     def find_outputs(self, job_id: str, patterns: Sequence[str], max_bytes: int) -> Outputs:
         """Call ``working_copy.find_outputs`` for the job's working copy."""
         return find_outputs(self.paths.work(job_id), patterns, max_bytes)
 
+    @called
     def read_output(self, job_id: str, relative: str, offset: int) -> bytes:
         """Return a chunk of a file that ``find_outputs`` named; empty at its end.
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.core.conformance import is_count, is_time
 from orchestrator.core.diagnosis.signatures import taken_port
 from orchestrator.core.events import MemoryUse
 from orchestrator.core.facts.gpus import Xid
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from orchestrator.core.events import Exit
     from orchestrator.core.facts.fact import Fact
     from orchestrator.runtime.spawn.lifeline import Ending, Exited, ExitRecord, MemoryUsed
-    from orchestrator.train.script.progress import ProgressSnapshot
+    from orchestrator.train.script.progress_reading import ProgressSnapshot
 
 SHUTDOWN_SECONDS: Final = 300.0
 """Longest wait of a machine that shuts down, from SIGTERM on: systemd's limit is 90 s, unless a unit sets another."""
@@ -82,10 +81,10 @@ def stop_facts(ending: Ending, printed: ProgressSnapshot | None = None, *, ended
     A SIGTERM to the keeper alone explains an end of the rank soon after it, but not that of a rank that was ``killed``
     (``was_killed``): a machine that shuts down kills the keeper with it.
     """
-    by_rank, by_keeper = _time(ending.stop_seen_at), _time(ending.keeper_terminated_at)
+    by_rank, by_keeper = ending.stop_seen_at or None, ending.keeper_terminated_at or None
     if by_rank is None and by_keeper is not None and (killed or ended_at - by_keeper > SHUTDOWN_SECONDS):
         by_keeper = None
-    step, total = _count(ending.last_step), _count(ending.total_steps)
+    step, total = ending.last_step, ending.total_steps
     if step is None and printed is not None:
         step, total = printed.max_step, printed.total_steps
     scope = None if by_rank is None else StopScope.RANK
@@ -95,14 +94,6 @@ def stop_facts(ending: Ending, printed: ProgressSnapshot | None = None, *, ended
         last_step=step,
         total_steps=total,
     )
-
-
-def _time(value: Any) -> float | None:
-    return float(value) if is_time(value) and value > 0 else None
-
-
-def _count(value: Any) -> int | None:
-    return value if is_count(value) else None
 
 
 def memory_use(used: MemoryUsed | None, *, machine: bool) -> MemoryUse | None:

@@ -1,24 +1,20 @@
 """The launch plan of one rank of one attempt, as the daemon sends it to the rank's actor (``gangs/launch_spec.py`` makes it).
 
-A plan extends the request to the fork server, so it is the only form of what a rank needs to start. An actor imports this
-module when its plan arrives, on the way to the rank's first step, so it imports little.
+A plan extends the request to the fork server, so it is the only form of what a rank needs to start.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping  # noqa: TC003  # msgspec reads the annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from orchestrator.checkpoint.external.external_checkpoints import WatchSettings  # noqa: TC001
+from orchestrator.checkpoint.repository.persister import StoreSettings  # noqa: TC001
 from orchestrator.runtime.forkserver.wire import SpawnRequest
 from orchestrator.runtime.ranks.logs import LogLimits
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from orchestrator.checkpoint.external.external_checkpoints import WatchSettings
-    from orchestrator.checkpoint.repository.persister import StoreSettings
 
 _MADE_BY_RAY: Final = "/runtime_resources/"
 

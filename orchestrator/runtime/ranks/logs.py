@@ -21,7 +21,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from orchestrator.abandoned import stop_if_abandoned
-from orchestrator.core.conformance import is_time
+from orchestrator.core.codec import LATEST_TIME
 from orchestrator.private_files import make_private, open_private
 from orchestrator.runtime.forkserver.masking import Masker
 from orchestrator.spec.plain_files import NotPlainFileError, open_plain
@@ -459,7 +459,7 @@ def _entries(data: bytes, file: _File) -> Iterator[LogEntry]:
             at = float(stamp)
         except ValueError:  # a line torn by a power cut, or not written by orch
             continue
-        if not is_time(at) or len(text) > LONGEST_READ_BYTES:
+        if not 0 <= at <= LATEST_TIME or len(text) > LONGEST_READ_BYTES:
             continue
         yield LogEntry(
             at=at,

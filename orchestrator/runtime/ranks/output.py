@@ -15,12 +15,15 @@ import signal
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
 
 from orchestrator.core.facts.notes import PoliciesLeftOut
 from orchestrator.runtime.ranks.logs import LogWriter
-from orchestrator.train.script.progress import RECENT_STEPS, STEP_SECONDS_WEIGHT, ProgressSnapshot
+from orchestrator.train.script.progress import RECENT_STEPS, STEP_SECONDS_WEIGHT
+from orchestrator.train.script.progress_reading import ProgressSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

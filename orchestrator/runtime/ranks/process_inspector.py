@@ -13,9 +13,10 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec.structs import replace
 
 from orchestrator.core.diagnosis.health import TIMER, Frame, RankLook, Thread, Wait, in_set_up
 from orchestrator.core.diagnosis.observation import ProcessSeen

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from orchestrator.runtime.forkserver.masking import Masker
     from orchestrator.runtime.ranks.output import RankOutput
-    from orchestrator.train.script.progress import ProgressSnapshot
+    from orchestrator.train.script.progress_reading import ProgressSnapshot
 
 PROGRESS_SECONDS: Final = 1.0
 

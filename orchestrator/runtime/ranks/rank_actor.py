@@ -1,6 +1,6 @@
 """The Ray actor of a rank: starts its process through the fork server, ends it, keeps its events, answers the daemon.
 
-It decides nothing: the daemon does. Every event of the process is numbered and can be requested again (``poll``), so a
+It decides nothing: the daemon does. The daemon calls it through ``answer``, with bytes (``runtime/remote.py``). Every event of the process is numbered and can be requested again (``poll``), so a
 restarted daemon misses nothing. Every method is idempotent.
 
 Fencing: every call names its attempt; an older one is refused. A process tree holds an advisory lock per job and rank on
@@ -17,17 +17,22 @@ import asyncio
 import os
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import replace
+
+from orchestrator.checkpoint.repository.status import PersisterStatus
+from orchestrator.core.diagnosis.health import RankLook
+from orchestrator.runtime import remote
 from orchestrator.runtime.forkserver import linux
 from orchestrator.runtime.forkserver.masking import Masker
 from orchestrator.runtime.nodes.agent import PRELOAD
 from orchestrator.runtime.nodes.control_plane import is_alive
 from orchestrator.runtime.ranks.exit_evidence import ExitEvidence
 from orchestrator.runtime.ranks.exit_record_space import preallocate
-from orchestrator.runtime.ranks.launch_spec import inside
+from orchestrator.runtime.ranks.launch_spec import RankPlan, inside
 from orchestrator.runtime.ranks.logs import log_path
 from orchestrator.runtime.ranks.output import RankOutput
 from orchestrator.runtime.ranks.process_inspector import look_at
@@ -40,9 +45,16 @@ from orchestrator.runtime.ranks.rank_events import (
     PollCursor,
     PollReply,
     RankGreeting,
+    StaleAttemptError,
     masked_look,
 )
 from orchestrator.runtime.ranks.rank_process import ExitReporter, RankProcess
+from orchestrator.runtime.ranks.session_messages import (
+    SessionMessage,
+    SessionOutput,
+    SessionRefusedError,
+    SessionRequest,
+)
 from orchestrator.runtime.ranks.sessions import RankSessions, with_terminal
 from orchestrator.runtime.ranks.start import RankStarter, Rendezvous
 from orchestrator.runtime.spawn.client import start_fork_server
@@ -50,13 +62,10 @@ from orchestrator.runtime.spawn.rank_locks import rank_lock_path
 from orchestrator.train.script.profiling import TraceRefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable
 
-    from orchestrator.checkpoint.repository.status import PersisterStatus
-    from orchestrator.core.diagnosis.health import RankLook
-    from orchestrator.runtime.ranks.launch_spec import RankPlan
-    from orchestrator.runtime.ranks.session_messages import SessionMessage, SessionOutput, SessionRequest
-
+FAILURES: Final = (StaleAttemptError, SessionRefusedError, TraceRefusedError)
+"""The errors of its methods that the daemon handles."""
 _LEASE_CHECK_SECONDS: Final = 2.0
 
 
@@ -100,8 +109,13 @@ class RankActor:
         self._sessions = RankSessions(self._fence, self._log)
         self._terminal_looked_at = 0.0
 
+    async def answer(self, method: str, message: bytes) -> bytes:
+        """Call a method for the daemon."""
+        return await remote.answer(self, method, message, FAILURES)
+
     # -- an attempt
 
+    @remote.called
     async def hello(self) -> RankGreeting:
         """Return the greeting as soon as the actor exists."""
         import ray
@@ -123,6 +137,7 @@ class RankActor:
             prepared=self._fence.attempt,
         )
 
+    @remote.called
     async def prepare(self, attempt: int, serve_on: str | None) -> int | None:
         """Prepare for ``attempt``: kill what is left of an older one; none of its processes is left on return.
 
@@ -145,6 +160,7 @@ class RankActor:
         self._log.begin()
         self._progress.close()
 
+    @remote.called
     async def launch(self, plan: RankPlan) -> None:
         """Start the rank's process, once per attempt; do nothing for a repeated call or a cancelled attempt."""
         plan = inside(plan, os.environ, sys.executable)
@@ -196,6 +212,7 @@ class RankActor:
             is_called_off=lambda: self._fence.called_off >= plan.attempt,
         )
 
+    @remote.called
     async def stop(self, attempt: int, grace_seconds: float) -> None:
         """Send SIGTERM now, and SIGKILL to the whole tree after the grace; ``gone`` follows as an event."""
         await self._call_off(attempt)
@@ -205,6 +222,7 @@ class RankActor:
                 self._process.hang_up()
         self._progress.request_stop()  # last: the keeper must know of the order before the rank can end because of it
 
+    @remote.called
     async def kill(self, attempt: int) -> None:
         """Send SIGKILL to the whole tree now; ``gone`` follows as an event."""
         await self._call_off(attempt)
@@ -243,6 +261,7 @@ class RankActor:
 
     # -- reports
 
+    @remote.called
     async def poll(self, attempt: int, cursor: PollCursor, seconds: float) -> PollReply:
         """Return what is newer than ``cursor``; wait for something for at most ``seconds``. Progress is read once a second."""
         deadline = time.monotonic() + seconds
@@ -297,10 +316,12 @@ class RankActor:
 
     # -- requests
 
+    @remote.called
     async def flush(self, seconds: float) -> PersisterStatus | None:
         """Write the newest snapshot to storage; return the result, or None where there are no snapshots."""
         return await self._checkpoints.flush(seconds, self._log.masker)
 
+    @remote.called
     async def trace(self, attempt: int, steps: int, seconds: float) -> bytes:
         """Return a torch.profiler trace of the next ``steps`` steps, gzipped JSON. Raises TraceRefusedError."""
         self._fence.refuse_older(attempt)
@@ -313,6 +334,7 @@ class RankActor:
             raise TraceRefusedError(f"rank {self._rank} does not run: ask again when it does")
         return await take_trace(page, self._rank, steps, seconds, over)
 
+    @remote.called
     async def look(self, attempt: int, *, stacks: bool) -> RankLook | None:
         """Inspect the rank's processes; None when it has none, or belongs to another attempt."""
         if attempt != self._fence.attempt or not self._log.running:
@@ -321,19 +343,23 @@ class RankActor:
         look = await asyncio.to_thread(look_at, self._rank, self._log.pid, training_pid=training_pid, stacks=stacks)
         return masked_look(replace(look, printed=output.lines if output else 0), self._log.masker)
 
+    @remote.called
     async def note(self, attempt: int, lines: Sequence[str]) -> None:
         """Write ``lines`` from orch into the rank's log."""
         if attempt == self._fence.attempt and self._progress.output is not None:
             self._progress.output.note(lines)
 
+    @remote.called
     async def open_session(self, attempt: int, request: SessionRequest) -> int:
         """Open a command or a connection beside the rank; return its number. Raises SessionRefusedError."""
         return await self._sessions.open(attempt, request)
 
+    @remote.called
     async def read_session(self, number: int, seconds: float) -> SessionOutput:
         """Return a session's output; wait for at most ``seconds``."""
         return await self._sessions.read(number, seconds)
 
+    @remote.called
     async def send_to_session(self, number: int, message: SessionMessage) -> None:
         """Send a client's message to a session."""
         await self._sessions.send(number, message)

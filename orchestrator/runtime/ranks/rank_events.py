@@ -7,34 +7,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from msgspec import structs
+from msgspec.structs import replace
 
-from orchestrator.core.events import Exit  # noqa: TC001  # conformance.py reads the annotations
+from orchestrator.checkpoint.repository.status import PersisterStatus
+from orchestrator.core.codec import Count, Message, Text, Time
+from orchestrator.core.diagnosis.observation import ProcessSeen, StorageSeen, TerminalSeen
+from orchestrator.core.events import Exit
 from orchestrator.core.facts.fact import FactRecord
 from orchestrator.runtime.forkserver.masking import Masker
+from orchestrator.train.script.progress_reading import ProgressSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestrator.checkpoint.repository.status import PersisterStatus
     from orchestrator.core.diagnosis.health import Frame, RankLook
-    from orchestrator.core.diagnosis.observation import ProcessSeen, StorageSeen, TerminalSeen
     from orchestrator.core.facts.fact import Fact
-    from orchestrator.train.script.progress import ProgressSnapshot
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankEvent:
+class RankEvent(Message):
     """One thing that happened to the rank: ``started``, ``exited`` or ``gone``. Times are seconds since the epoch."""
 
-    number: int
-    kind: str
-    at: float
-    pid: int = 0
-    cold: str | None = None
+    number: Count
+    kind: Literal["started", "exited", "gone"]
+    at: Time
+    pid: Count = 0
+    cold: Text | None = None
     """Reason for a fresh interpreter, for ``started``; ``AS_ASKED`` where the rank's plan requests one."""
     exit: Exit | None = None
     """Exit of the process, for ``exited``."""
@@ -43,53 +42,52 @@ class RankEvent:
 AS_ASKED: Final = "asked for"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PollCursor:
+class PollCursor(Message):
     """Numbers of the last event, progress, persister status, process and terminal samples that a caller received.
 
     The caller keeps it, not the actor: a daemon that was killed may not have recorded what it received.
     """
 
-    event: int = 0
-    progress: int = 0
-    persisted: int = 0
-    processes: int = 0
-    terminal: int = 0
+    event: Count = 0
+    progress: Count = 0
+    persisted: Count = 0
+    processes: Count = 0
+    terminal: Count = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PollReply:
+class PollReply(Message):
     """Reports that are newer than the given cursor; ``cursor`` is the one for the next poll."""
 
     cursor: PollCursor
     events: tuple[RankEvent, ...] = ()
     progress: ProgressSnapshot | None = None
     persisted: PersisterStatus | None = None
-    log_lost: str | None = None
+    log_lost: Text | None = None
     processes: ProcessSeen | None = None
     storage: StorageSeen | None = None
     """Sent only together with ``processes``."""
     terminal: TerminalSeen | None = None
-    sent_at: float = 0.0
+    sent_at: Time = 0.0
     """By the node's clock, as all other times."""
+    unusable: tuple[Text, ...] = ()
+    """Names of values that did not fit, and were left out where the message was read."""
 
 
 LEASE_SECONDS: Final = 10.0
 FENCE_SECONDS: Final = LEASE_SECONDS + 4.0  # the lease, plus the longest check and its call
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankGreeting:
+class RankGreeting(Message):
     """An actor's node, process id and GPU ids, and the attempts that it is prepared for and has launched."""
 
-    node_id: str
-    pid: int
-    address: str
-    gpu_ids: tuple[str, ...]
-    launched: int
-    port: int | None
-    highest_step: int
-    prepared: int = 0
+    node_id: Text
+    pid: Count
+    address: Text
+    gpu_ids: tuple[Text, ...]
+    launched: Count
+    port: Count | None
+    highest_step: Count
+    prepared: Count = 0
 
 
 def rendezvous_of(greetings: Sequence[RankGreeting], attempt: int) -> tuple[str, int] | None:
@@ -131,7 +129,7 @@ def masked_event(event: RankEvent, masker: Masker) -> RankEvent:
     end = event.exit
     if not masker or end is None:
         return event
-    masked = structs.replace(
+    masked = replace(
         end,
         error_type=masker.text(end.error_type),
         error_message=masker.text(end.error_message),
@@ -147,7 +145,7 @@ def _masked_fact(fact: Fact, masker: Masker) -> Fact:
     if not isinstance(fact, FactRecord):
         return fact
     texts = {name: getattr(fact, name) for name in fact.__struct_fields__}
-    return structs.replace(fact, **{n: masker.text(text) for n, text in texts.items() if type(text) is str})
+    return replace(fact, **{n: masker.text(text) for n, text in texts.items() if type(text) is str})
 
 
 def masked_progress(snapshot: ProgressSnapshot, masker: Masker) -> ProgressSnapshot:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from orchestrator.core.codec import Count, Integer, Message, Text
 
 READ_BYTES: Final = 256 * 1024
 """Maximum size of one answer, and of a session's buffer before its writer must wait."""
@@ -20,33 +21,29 @@ SIGNALS: Final = frozenset(
 """The signals that a client may send to a session's command."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terminal:
+class Terminal(Message):
     """A client's terminal: its size in characters, and its kind (``TERM``)."""
 
-    rows: int
-    columns: int
-    kind: str
+    rows: Count
+    columns: Count
+    kind: Text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandRequest:
+class CommandRequest(Message, tag=True):
     """A command in the rank's environment. ``argv`` empty: a shell. Without ``terminal``: pipes. ``secrets``: the environment holds them."""
 
-    argv: tuple[str, ...]
+    argv: tuple[Text, ...]
     terminal: Terminal | None
     secrets: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PortRequest:
+class PortRequest(Message, tag=True):
     """A connection to a TCP port on the rank's node."""
 
-    port: int
+    port: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttachRequest:
+class AttachRequest(Message, tag=True):
     """A connection to the rank's own terminal. ``secrets``: the client may see those of the rank."""
 
     terminal: Terminal | None
@@ -56,35 +53,30 @@ class AttachRequest:
 SessionRequest = CommandRequest | PortRequest | AttachRequest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Input:
+class Input(Message, tag=True):
     """Bytes for a session."""
 
     data: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndOfInput:
+class EndOfInput(Message, tag=True):
     """The end of the input."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class Size(Message, tag=True):
     """The new size of the client's terminal."""
 
-    rows: int
-    columns: int
+    rows: Count
+    columns: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signal:
+class Signal(Message, tag=True):
     """A signal for a session's command."""
 
-    number: int
+    number: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leave:
+class Leave(Message, tag=True):
     """The client has left: the session ends."""
 
 
@@ -104,17 +96,15 @@ class EndReason(StrEnum):
     """Its client left."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionEnd:
+class SessionEnd(Message):
     """The end of a session; for a command that ended, one of ``exit_code`` and ``signal`` is set."""
 
     reason: EndReason
-    exit_code: int | None = None
-    signal: int | None = None
+    exit_code: Integer | None = None
+    signal: Integer | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionOutput:
+class SessionOutput(Message):
     """A session's output since the last answer; the answer with ``end`` is the last one."""
 
     stdout: bytes = b""

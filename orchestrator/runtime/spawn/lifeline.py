@@ -1,6 +1,6 @@
 """A process's lifeline: the socket on which its life depends, the messages on it, and the record left at its end.
 
-Owns the owner's end; the other end is the keeper's (forkserver/keeper.py). Standard library only.
+Owns the owner's end; the other end is the keeper's (forkserver/keeper.py), whose JSON is checked here against the classes of the events.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ import asyncio
 import contextlib
 import json
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
-from orchestrator.core.conformance import misfits, repaired
+from msgspec import Meta
+
+from orchestrator.core.codec import Count, Integer, Message, RecordError, Text, Time, usable
 from orchestrator.runtime.forkserver import wire
 from orchestrator.spec.plain_files import read_plain
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator
     from datetime import timedelta
     from pathlib import Path
 
@@ -27,10 +29,10 @@ _RECORD_VERSION = 1
 _CLOSED = -1
 MAX_RECORD_BYTES: Final = 4 * 1024 * 1024
 """An exit record is less than a tenth of this: the reporting process cuts its texts."""
-MAX_EXIT_CODE: Final = 255
-MAX_SIGNAL: Final = 64
+ExitCode = Annotated[int, Meta(ge=0, le=255)]
+SignalNumber = Annotated[int, Meta(ge=1, le=64)]
 
-T = TypeVar("T")
+R = TypeVar("R", bound=Message)
 
 
 class ForkServerError(Exception):
@@ -68,99 +70,91 @@ class ExitRecordError(ForkServerError):
 # -- events of a lifeline; times are Unix times in seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
+class Started(Message):
     """The process is about to run its first line."""
 
-    pid: int
-    cold: str | None
+    pid: Integer
+    cold: Text | None
     """Reason for a fresh interpreter; None for a warm start and for commands."""
-    at: float
+    at: Time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorRaised:
+class ErrorRaised(Message):
     """The exception that is ending the process, or what kept it from starting."""
 
-    type: str
-    message: str
-    traceback: str
-    at: float
-    missing_file: str = ""
+    type: Text
+    message: Text
+    traceback: Text
+    at: Time
+    missing_file: Text = ""
     """The file that a FileNotFoundError names."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class Ending(Message):
     """Facts about the end of a process besides its status; None where they are not known."""
 
-    stop_seen_at: float | None = None
+    stop_seen_at: Time | None = None
     """Time at which it noticed a request to stop, from its owner or not: by its handler for SIGTERM, or by its page."""
-    keeper_terminated_at: float | None = None
+    keeper_terminated_at: Time | None = None
     """Time at which its keeper got SIGTERM, which its owner never sends."""
-    last_step: int | None = None
-    total_steps: int | None = None
+    last_step: Count | None = None
+    total_steps: Count | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryUsed:
+class MemoryUsed(Message):
     """Memory of the machine that the process used.
 
     ``peak_bytes``, ``limit_bytes`` and ``kills`` are of its control group: None and 0 where there is none, or no limit.
     """
 
-    max_rss_bytes: int
-    peak_bytes: int | None = None
-    limit_bytes: int | None = None
-    kills: int = 0
+    max_rss_bytes: Count
+    peak_bytes: Count | None = None
+    limit_bytes: Count | None = None
+    kills: Count = 0
     """Number of the group's processes that the kernel has killed for memory, at the group's own limit or not."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exited:
+class Exited(Message):
     """The process has ended; one of `exit_code` and `signal` is None."""
 
-    exit_code: int | None
-    signal: int | None
-    cause: str | None
+    exit_code: ExitCode | None
+    signal: SignalNumber | None
+    cause: Text | None
     """The last order to its keeper: stop, stop_deadline, kill, lifeline; None: it ended by itself."""
-    record_error: str | None
+    record_error: Text | None
     """Reason that the exit record could not be written; None: it is on disk."""
-    at: float
+    at: Time
     ending: Ending = Ending()
     memory: MemoryUsed | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gone:
+class Gone(Message):
     """No process of the tree is left."""
 
-    at: float
+    at: Time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeeperLost:
+class KeeperLost(Message):
     """The keeper died first: the process dies with it; how it would have ended is unknown."""
 
-    at: float
+    at: Time
 
 
 Event = Started | ErrorRaised | Exited | Gone | KeeperLost
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExitRecord:
+class ExitRecord(Message):
     """End of a process, as its keeper recorded it on disk."""
 
     record: Mapping[str, Any]
     """The ``record`` of the request, unchanged."""
-    pid: int
-    keeper_pid: int
-    started_at: float
-    ended_at: float
-    exit_code: int | None
-    signal: int | None
-    cause: str | None
+    pid: Integer
+    keeper_pid: Integer
+    started_at: Time
+    ended_at: Time
+    exit_code: ExitCode | None
+    signal: SignalNumber | None
+    cause: Text | None
     error: ErrorRaised | None
     ending: Ending = Ending()
     memory: MemoryUsed | None = None
@@ -186,26 +180,10 @@ def read_exit_record(path: Path) -> ExitRecord | None:
         raise ExitRecordError(f"{path} is not an exit record")
     if fields["version"] != _RECORD_VERSION:
         raise ForkServerVersionError(f"{path} was written by another version of orch; read it with that one")
-    error_fields, used = fields.get("error"), fields.get("memory")
-    raised = None if error_fields is None else _built(ErrorRaised, error_fields)
-    memory = None if used is None else _built(MemoryUsed, used)
-    record = _built(ExitRecord, {**fields, "error": raised, "ending": _ending(fields), "memory": memory})
-    missing = (raised is None) != (error_fields is None) or (memory is None) != (used is None)
-    if record is None or missing or not _is_an_end(record):
+    record = _built(ExitRecord, fields, besides=("ending",))
+    if record is None or (record.exit_code is None) == (record.signal is None):
         raise ExitRecordError(f"{path} is not an exit record: a value is missing, of the wrong type, or out of range")
     return record
-
-
-def _is_an_end(record: ExitRecord) -> bool:
-    if record.signal is not None:
-        return record.exit_code is None and 1 <= record.signal <= MAX_SIGNAL
-    return record.exit_code is not None and 0 <= record.exit_code <= MAX_EXIT_CODE
-
-
-def _ending(fields: Any) -> Ending:
-    """Read the ending; a value of the wrong type counts as missing."""
-    known = fields if isinstance(fields, dict) else {}
-    return repaired(Ending(**{name: known.get(name) for name in Ending.__slots__}))[0]
 
 
 class Lifeline:
@@ -311,10 +289,7 @@ class Lifeline:
     def _take_message(self, message: dict[str, Any]) -> None:
         """Add the event of a message; none for one of unknown kind or with missing fields."""
         cls = _EVENTS.get(str(message.get("event")))
-        if cls is Exited:
-            memory, ending = _built(MemoryUsed, message.get("memory")), _ending(message.get("ending"))
-            message = {**message, "memory": memory, "ending": ending}
-        event = None if cls is None else _built(cls, message)
+        event = None if cls is None else _built(cls, message, besides=("ending", "memory"))
         if event is not None:
             self._pending.append(event)
 
@@ -339,13 +314,10 @@ _EVENTS: dict[str, type[Started | ErrorRaised | Exited | Gone]] = {
 }
 
 
-def _built(cls: type[T], values: Any) -> T | None:
-    """Build the dataclass from the values that it declares; None where one is missing or of the wrong type."""
-    if not isinstance(values, dict):
-        return None
-    names: Mapping[str, object] = cls.__dataclass_fields__  # type: ignore[attr-defined]  # a dataclass
+def _built(cls: type[R], values: dict[str, Any], besides: tuple[str, ...]) -> R | None:
+    """Return the record of the values; None if one is missing or does not fit, but for what is told of the end ``besides``."""
     try:
-        made = cls(**{name: values[name] for name in names if name in values})
-    except TypeError:
+        record, unusable = usable(cls, values)
+    except RecordError:
         return None
-    return None if misfits(made) else made
+    return record if all(name.startswith(besides) for name in unusable) else None

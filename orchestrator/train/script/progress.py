@@ -22,7 +22,7 @@ import threading
 import time
 import zlib
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -121,82 +121,6 @@ RECENT = struct.Struct(f"<{RECENT_STEPS}d")
 METRICS_CAPACITY = HOT.capacity - HOT_FIXED.size - RECENT.size - MAX_PHASE_BYTES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointFacts:
-    """The rank's facts about its checkpoints on storage. Times are seconds since the epoch; None means not yet.
-
-    Under orch the rank only takes snapshots in memory, and its rank actor has the state on storage.
-    """
-
-    saved_step: int | None = None
-    saved_at: float | None = None
-    saved_path: str = ""
-    saved_bytes: int = 0
-    failed_saves: int = 0
-    failure: str = ""
-    failure_kind: str = ""  # equal for all failures with one cause
-    failed_at: float | None = None
-    resumed_step: int | None = None
-    resumed_path: str = ""
-    resumed_seconds: float = 0.0
-    quarantined: tuple[str, ...] = ()
-    interval_steps: int | None = None
-    interval_reason: str = ""
-    snapshot_bytes: int = 0  # memory of all slots of the rank
-    snapshots_off: str = ""  # why the newest save went to storage directly
-    waits: int = 0  # saves that waited for storage to take an earlier one
-    waited_seconds: float = 0.0
-    left_out: int = 0  # saves that should have reached storage and were dropped because it failed
-    left_out_step: int | None = None  # the newest of them
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgressSnapshot:
-    """One consistent reading of a progress page.
-
-    Wall times (``*_at``, ``*_since``) are seconds since the epoch, None until the thing has happened. ``step`` is the
-    step reported last, ``max_step`` the highest one. ``new_step`` and ``new_step_at`` are of the first reported step
-    above the one given as ORCH_PREVIOUS_STEP. ``step_seconds`` is a running mean; ``recent_step_seconds`` holds up to
-    32 durations, oldest first. ``busy_seconds`` is a running mean, too: the processor time of a step in the thread that
-    reports it. ``saving_since`` is set while a save to storage stalls the training loop.
-    ``snapshot_step`` is the newest one in shared memory; ``save_seconds`` is how long the last save, of either kind,
-    stalled the loop; ``saves`` counts both. ``unusable`` names the values that were on the page and are left out, because
-    they have the wrong type, are not finite, or are out of range. ``guessed``: the script reports nothing, and its steps were
-    recognised in what it prints.
-    """
-
-    writer_pid: int | None = None
-    step: int | None = None
-    max_step: int | None = None
-    total_steps: int | None = None
-    epoch: float | None = None
-    phase: str = ""
-    phase_since: float | None = None
-    samples: int | None = None
-    tokens: int | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    metrics_dropped: int = 0
-    first_step_at: float | None = None
-    new_step: int | None = None
-    new_step_at: float | None = None
-    last_step_at: float | None = None
-    last_report_at: float | None = None
-    steps_reported: int = 0
-    step_seconds: float | None = None
-    busy_seconds: float | None = None
-    recent_step_seconds: tuple[float, ...] = ()
-    saving_since: float | None = None
-    snapshot_step: int | None = None
-    snapshot_at: float | None = None
-    save_seconds: float | None = None
-    saves: int = 0
-    checkpoint: CheckpointFacts = CheckpointFacts()
-    stop_requested: bool = False
-    stop_seen: bool = False
-    unusable: tuple[str, ...] = ()
-    guessed: bool = False
-
-
 def create_page(target: Path) -> int:
     """Create a blank page at ``target``, replacing an existing one; mode 0600. Returns its descriptor, which the caller closes."""
     blank = bytearray(PAGE_BYTES)
@@ -215,6 +139,8 @@ def create_page(target: Path) -> int:
 
 STEP_SECONDS_WEIGHT = 0.1  # weight of the newest step in the running mean: about the last twenty steps count
 _MAX_MESSAGE_CHARS = 400
+_MAX_PATH_CHARS = 800
+_PATHS = ("saved_path", "resumed_path")
 _MAX_QUARANTINED = 3
 _NONE = -1  # an optional count without a report
 
@@ -337,13 +263,12 @@ class ProgressPage:
             self._counts[10] += counts
             self._publish(now)
 
-    def write_facts(self, facts: CheckpointFacts) -> None:
-        """Publish facts about checkpoints; long texts are cut to fit the page."""
+    def write_facts(self, facts: Mapping[str, Any]) -> None:
+        """Publish facts about checkpoints, by the names of ``progress_reading.CheckpointFacts``; long texts are cut to fit the page."""
         body = _facts_body(facts)
         payload = json.dumps(body, separators=(",", ":")).encode()
         if len(payload) > FACTS.capacity:  # only for texts full of escapes
-            for name in ("saved_path", "resumed_path", "failure", "interval_reason", "snapshots_off"):
-                body[name] = body[name][:100]
+            body = {name: text[:100] if isinstance(text, str) else text for name, text in body.items()}
             payload = json.dumps({**body, "quarantined": []}, separators=(",", ":")).encode()
         with self._lock:
             self._facts_counter += 1
@@ -446,12 +371,14 @@ class ProgressPage:
         HOT.publish(self._page, self._hot_counter, payload)
 
 
-def _facts_body(facts: CheckpointFacts) -> dict[str, Any]:
-    body = {name: getattr(facts, name) for name in CheckpointFacts.__dataclass_fields__}
-    for name in ("failure", "interval_reason", "snapshots_off"):
-        body[name] = body[name][:_MAX_MESSAGE_CHARS]
-    body["saved_path"], body["resumed_path"] = facts.saved_path[:800], facts.resumed_path[:800]
-    body["quarantined"] = [text[:_MAX_MESSAGE_CHARS] for text in facts.quarantined[-_MAX_QUARANTINED:]]
+def _facts_body(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts with their texts cut; of the quarantined checkpoints the last ones."""
+    body = {
+        n: v[: _MAX_PATH_CHARS if n in _PATHS else _MAX_MESSAGE_CHARS] if isinstance(v, str) else v
+        for n, v in facts.items()
+    }
+    if quarantined := body.get("quarantined"):
+        body["quarantined"] = [text[:_MAX_MESSAGE_CHARS] for text in quarantined[-_MAX_QUARANTINED:]]
     return body
 
 

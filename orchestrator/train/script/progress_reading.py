@@ -13,27 +13,101 @@ import os
 import struct
 import threading
 from array import array
-from dataclasses import fields, replace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
-from orchestrator.core.conformance import is_count, is_finite, is_text, is_time
+from msgspec import Meta, field
+from msgspec.structs import replace
+
+from orchestrator.core.codec import Count, Message, Number, Seconds, Time, usable
 from orchestrator.spec.plain_files import open_plain
 from orchestrator.train.script import progress as layout
-from orchestrator.train.script.progress import CheckpointFacts, ProgressPageError, ProgressSnapshot, create_page
+from orchestrator.train.script.progress import ProgressPageError, create_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Check = Callable[[Any], bool]
-
 UNREADABLE: Final = "page"
 """The entry in ``unusable`` for a page that is truncated or damaged as a whole."""
-MAX_SECONDS: Final = 1e9
-MAX_TEXT: Final = 1000
 MAX_QUARANTINED: Final = 3
+ShortText = Annotated[str, Meta(max_length=1000)]
 _NONE: Final = -1
 _CLOSED: Final = -1
+
+
+class CheckpointFacts(Message):
+    """The rank's facts about its checkpoints on storage. Times are seconds since the epoch; None means not yet.
+
+    Under orch the rank only takes snapshots in memory, and its rank actor has the state on storage.
+    """
+
+    saved_step: Count | None = None
+    saved_at: Time | None = None
+    saved_path: ShortText = ""
+    saved_bytes: Count = 0
+    failed_saves: Count = 0
+    failure: ShortText = ""
+    failure_kind: ShortText = ""  # equal for all failures with one cause
+    failed_at: Time | None = None
+    resumed_step: Count | None = None
+    resumed_path: ShortText = ""
+    resumed_seconds: Seconds = 0.0
+    quarantined: Annotated[tuple[ShortText, ...], Meta(max_length=MAX_QUARANTINED)] = ()
+    interval_steps: Count | None = None
+    interval_reason: ShortText = ""
+    snapshot_bytes: Count = 0  # memory of all slots of the rank
+    snapshots_off: ShortText = ""  # why the newest save went to storage directly
+    waits: Count = 0  # saves that waited for storage to take an earlier one
+    waited_seconds: Seconds = 0.0
+    left_out: Count = 0  # saves that should have reached storage and were dropped because it failed
+    left_out_step: Count | None = None  # the newest of them
+
+
+class ProgressSnapshot(Message):
+    """One consistent reading of a progress page.
+
+    Wall times (``*_at``, ``*_since``) are seconds since the epoch, None until the thing has happened. ``step`` is the
+    step reported last, ``max_step`` the highest one. ``new_step`` and ``new_step_at`` are of the first reported step
+    above the one given as ORCH_PREVIOUS_STEP. ``step_seconds`` is a running mean; ``recent_step_seconds`` holds up to
+    32 durations, oldest first. ``busy_seconds`` is a running mean, too: the processor time of a step in the thread that
+    reports it. ``saving_since`` is set while a save to storage stalls the training loop.
+    ``snapshot_step`` is the newest one in shared memory; ``save_seconds`` is how long the last save, of either kind,
+    stalled the loop; ``saves`` counts both. ``unusable`` names the values that were on the page and are left out, because
+    they have the wrong type, are not finite, or are out of range. ``guessed``: the script reports nothing, and its steps were
+    recognised in what it prints.
+    """
+
+    writer_pid: Count | None = None
+    step: Count | None = None
+    max_step: Count | None = None
+    total_steps: Count | None = None
+    epoch: Number | None = None
+    phase: ShortText = ""
+    phase_since: Time | None = None
+    samples: Count | None = None
+    tokens: Count | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics_dropped: Count = 0
+    first_step_at: Time | None = None
+    new_step: Count | None = None
+    new_step_at: Time | None = None
+    last_step_at: Time | None = None
+    last_report_at: Time | None = None
+    steps_reported: Count = 0
+    step_seconds: Seconds | None = None
+    busy_seconds: Seconds | None = None
+    recent_step_seconds: Annotated[tuple[Seconds, ...], Meta(max_length=layout.RECENT_STEPS)] = ()
+    saving_since: Time | None = None
+    snapshot_step: Count | None = None
+    snapshot_at: Time | None = None
+    save_seconds: Seconds | None = None
+    saves: Count = 0
+    checkpoint: CheckpointFacts = CheckpointFacts()
+    stop_requested: bool = False
+    stop_seen: bool = False
+    unusable: tuple[ShortText, ...] = ()
+    guessed: bool = False
 
 
 class PageReader:
@@ -86,15 +160,15 @@ def snapshot_of(take: Callable[[], bytes]) -> ProgressSnapshot:
     if len(page) != layout.PAGE_BYTES:
         raise ProgressPageError(f"the progress page has {len(page)} bytes, and not {layout.PAGE_BYTES}")
     pid = layout.WRITER_PID.unpack_from(page, layout.WRITER_PID_AT)[0]
-    hot, hot_unusable = _hot(layout.HOT.newest(_whole(take)))
-    facts, facts_unusable = _facts(layout.FACTS.newest(_whole(take)))
-    return ProgressSnapshot(
+    hot, wrong = _hot(layout.HOT.newest(_whole(take)))
+    facts, facts_wrong = _facts(layout.FACTS.newest(_whole(take)))
+    snapshot, _ = usable(ProgressSnapshot, hot | facts)
+    return replace(
+        snapshot,
         writer_pid=pid if 0 < pid < 2**31 else None,
-        checkpoint=facts,
         stop_requested=page[layout.STOP_REQUESTED_AT] != 0,
         stop_seen=page[layout.STOP_SEEN_AT] != 0,
-        unusable=(*hot_unusable, *facts_unusable),
-        **hot,
+        unusable=(*wrong, *facts_wrong, *snapshot.unusable),
     )
 
 
@@ -109,67 +183,19 @@ def _whole(take: Callable[[], bytes]) -> Callable[[], bytes]:
 
 # -- the report of a step
 
-
-def _is_optional_count(value: int) -> bool:
-    return value == _NONE or is_count(value)
-
-
-def _is_moment(value: float) -> bool:
-    return is_time(value)  # 0 stands for no time yet
-
-
-def _is_duration(value: float) -> bool:
-    return math.isnan(value) or is_finite(value, 0, MAX_SECONDS)
-
-
-def _is_epoch(value: float) -> bool:
-    return math.isnan(value) or is_finite(value)
-
-
-def _count(value: int) -> int | None:
-    return None if value == _NONE else value
-
-
-def _moment(value: float) -> float | None:
-    return value or None
-
-
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else value
-
-
-def _same(value: int) -> int:
-    return value
-
-
-# In the order of HOT_FIXED: name, check, meaning. The last three are not part of a snapshot.
-_HOT_FIELDS: Final[tuple[tuple[str, Check, Callable[[Any], Any]], ...]] = (
-    ("step", _is_optional_count, _count),
-    ("max_step", _is_optional_count, _count),
-    ("total_steps", _is_optional_count, _count),
-    ("samples", _is_optional_count, _count),
-    ("tokens", _is_optional_count, _count),
-    ("new_step", _is_optional_count, _count),
-    ("steps_reported", is_count, _same),
-    ("recorded", is_count, _same),
-    ("metrics_dropped", is_count, _same),
-    ("snapshot_step", _is_optional_count, _count),
-    ("saves", is_count, _same),
-    ("epoch", _is_epoch, _number),
-    ("first_step_at", _is_moment, _moment),
-    ("new_step_at", _is_moment, _moment),
-    ("last_step_at", _is_moment, _moment),
-    ("last_report_at", _is_moment, _moment),
-    ("step_seconds", _is_duration, _number),
-    ("phase_since", _is_moment, _moment),
-    ("saving_since", _is_moment, _moment),
-    ("snapshot_at", _is_moment, _moment),
-    ("save_seconds", _is_duration, _number),
-    ("busy_seconds", _is_duration, _number),
+# In the order of HOT_FIXED. "recorded" counts the durations in the ring, and is not part of a snapshot.
+_COUNTS: Final = (
+    *("step", "max_step", "total_steps", "samples", "tokens", "new_step", "steps_reported", "recorded"),
+    *("metrics_dropped", "snapshot_step", "saves"),
+)
+_NUMBERS: Final = (
+    *("epoch", "first_step_at", "new_step_at", "last_step_at", "last_report_at", "step_seconds", "phase_since"),
+    *("saving_since", "snapshot_at", "save_seconds", "busy_seconds"),
 )
 
 
 def _hot(raw: bytes | None) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of a report by name, unchecked, and the names of those that have no form."""
     if raw is None:
         return {}, []
     try:
@@ -177,20 +203,16 @@ def _hot(raw: bytes | None) -> tuple[dict[str, Any], list[str]]:
         ring = layout.RECENT.unpack_from(raw, layout.HOT_FIXED.size)
     except struct.error:
         return {}, [UNREADABLE]
-    values, unusable = {}, []
-    for (name, check, meaning), value in zip(_HOT_FIELDS, packed, strict=False):
-        if check(value):
-            values[name] = meaning(value)
-        else:
-            unusable.append(name)
-    recent = _ring(ring, values.pop("recorded", 0))
-    if not all(is_finite(seconds, 0, MAX_SECONDS) for seconds in recent):
-        unusable.append("recent_step_seconds")
-        recent = ()
+    counts = dict(zip(_COUNTS, packed, strict=False))
+    numbers = dict(zip(_NUMBERS, packed[len(_COUNTS) :], strict=False))
+    recent = _ring(ring, max(0, counts.pop("recorded")))
+    # What the writer has not set: a count of -1, a time of 0, any other number that is NaN.
+    known: dict[str, Any] = {name: value for name, value in counts.items() if value != _NONE}
+    known |= {n: v for n, v in numbers.items() if not (math.isnan(v) or (v == 0 and n.endswith(("_at", "_since"))))}
     phase_bytes, count = packed[-2:]
     tail = raw[layout.HOT_FIXED.size + layout.RECENT.size :]
     phase, metrics, wrong = _words(tail, phase_bytes, count)
-    return {**values, "recent_step_seconds": recent, "phase": phase, "metrics": metrics}, unusable + wrong
+    return {**known, "recent_step_seconds": recent, "phase": phase, "metrics": metrics}, wrong
 
 
 def _ring(values: tuple[float, ...], recorded: int) -> tuple[float, ...]:
@@ -231,48 +253,12 @@ def _names(raw: bytes, count: int) -> tuple[str, ...] | None:
 # -- facts about checkpoints
 
 
-def _optional(check: Check) -> Check:
-    return lambda value: value is None or check(value)
-
-
-def _is_short(value: object) -> bool:
-    return is_text(value, MAX_TEXT)
-
-
-def _are_short(value: object) -> bool:
-    return isinstance(value, list) and len(value) <= MAX_QUARANTINED and all(map(_is_short, value))
-
-
-def _is_length(value: object) -> bool:
-    return is_finite(value, 0, MAX_SECONDS)
-
-
-_BY_TYPE: Final[dict[Any, Check]] = {
-    "int": is_count,
-    "int | None": _optional(is_count),
-    "float": _is_length,
-    "float | None": _optional(is_time),
-    "str": _is_short,
-    "tuple[str, ...]": _are_short,
-}
-_FACTS: Final = {field.name: _BY_TYPE[field.type] for field in fields(CheckpointFacts)}
-
-
-def _facts(raw: bytes | None) -> tuple[CheckpointFacts, list[str]]:
-    """Parse the facts. Unknown keys are ignored: a newer version may write them."""
+def _facts(raw: bytes | None) -> tuple[dict[str, Any], list[str]]:
+    """Return the facts, unchecked."""
     if raw is None:
-        return CheckpointFacts(), []
+        return {}, []
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError):
         body = None
-    if not isinstance(body, dict):
-        return CheckpointFacts(), ["checkpoint"]
-    known = {name: body[name] for name in _FACTS if name in body}
-    unusable = [name for name, value in known.items() if not _FACTS[name](value)]
-    usable = {name: _frozen(value) for name, value in known.items() if name not in unusable}
-    return CheckpointFacts(**usable), [f"checkpoint.{name}" for name in unusable]
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    return ({"checkpoint": body}, []) if isinstance(body, dict) else ({}, ["checkpoint"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 import warnings
@@ -14,7 +13,6 @@ from orchestrator.checkpoint.repository.repository import CheckpointRepository
 from orchestrator.checkpoint.snapshots.file import SnapshotDirectory, SnapshotUnavailableError, identity
 from orchestrator.checkpoint.snapshots.reader import SnapshotReader
 from orchestrator.checkpoint.snapshots.writer import SnapshotWriter, TopScores, copy_threads
-from orchestrator.train.script.progress import CheckpointFacts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,18 +32,18 @@ class CheckpointWarning(UserWarning):
 
 
 class CheckpointReport:
-    """Keeps the facts of one rank, and publishes each change."""
+    """Keeps the facts of one rank, by the names of ``progress_reading.CheckpointFacts``, and publishes each change."""
 
     def __init__(self, page: ProgressPage | None) -> None:
         self._page = page
-        self._facts = CheckpointFacts()
+        self._facts: dict[str, Any] = {}
         self._publishing = threading.Lock()  # a save and should_save may be called from different threads
         self._warned: set[str] = set()
 
     def publish(self, **changes: Any) -> None:
         """Update facts on the page."""
         with self._publishing:
-            self._facts = dataclasses.replace(self._facts, **changes)
+            self._facts |= changes
             if self._page is not None:
                 self._page.write_facts(self._facts)
 
@@ -80,13 +78,13 @@ class CheckpointReport:
     def snapshots_off(self, why: str) -> None:
         """Record, and warn, that there are no snapshots in shared memory."""
         self.warn("snapshot", why)
-        if self._facts.snapshots_off != why:
+        if self._facts.get("snapshots_off", "") != why:
             self.publish(snapshots_off=why)
 
     def snapshots_on(self, memory_bytes: int) -> None:
         """Record that snapshots in shared memory are on, and the memory that they use."""
         self._warned.discard("snapshot")
-        if self._facts.snapshot_bytes != memory_bytes or self._facts.snapshots_off:
+        if self._facts.get("snapshot_bytes", 0) != memory_bytes or self._facts.get("snapshots_off"):
             self.publish(snapshot_bytes=memory_bytes, snapshots_off="")
 
     def backlog(self, slots: SlotPool) -> None:
@@ -96,10 +94,10 @@ class CheckpointReport:
             return
         facts = self._facts
         self.publish(
-            waits=facts.waits + bool(slots.waited_seconds),
-            waited_seconds=facts.waited_seconds + slots.waited_seconds,
-            left_out=facts.left_out + len(left_out),
-            left_out_step=left_out[-1] if left_out else facts.left_out_step,
+            waits=facts.get("waits", 0) + bool(slots.waited_seconds),
+            waited_seconds=facts.get("waited_seconds", 0.0) + slots.waited_seconds,
+            left_out=facts.get("left_out", 0) + len(left_out),
+            left_out_step=left_out[-1] if left_out else facts.get("left_out_step"),
         )
 
     def stored(self, info: CheckpointInfo) -> None:
@@ -122,7 +120,7 @@ class CheckpointReport:
             failure=message,
             failure_kind=failure_kind(error),
             failed_at=time.time(),
-            failed_saves=self._facts.failed_saves + 1,
+            failed_saves=self._facts.get("failed_saves", 0) + 1,
         )
         self.warn("save", f"{message}; training goes on and the next save tries again")
 

@@ -18,7 +18,7 @@ from orchestrator.daemon.jobs import metrics_file
 from orchestrator.gpu.recording.job_record import COLUMNS, sampled_at
 from orchestrator.runtime.pools import Pool
 from orchestrator.spec.paths import Paths
-from orchestrator.train.script.progress import ProgressSnapshot
+from orchestrator.train.script.progress_reading import ProgressSnapshot
 
 JOB = JobId("digits-abc234")
 BEGIN = 1_790_000_000.0

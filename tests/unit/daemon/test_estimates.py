@@ -10,7 +10,7 @@ import pytest
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.estimates import Ended, Estimated, EstimateRecord, Estimates, quality
 from orchestrator.daemon.jobs import metrics_file
-from orchestrator.train.script.progress import ProgressSnapshot
+from orchestrator.train.script.progress_reading import ProgressSnapshot
 from tests.support.records import replace
 from tests.unit.core.builders import T0, after, finished, gone, released, running, stop
 

@@ -16,7 +16,7 @@ def test_a_clock_that_differs_is_known_from_one_reply(ahead: float) -> None:
     assert NodeClock().heard(NOW + ahead, NOW) == -ahead
 
 
-@pytest.mark.parametrize("sent_at", [NOW + 1.0, NOW - 1.0, 0.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("sent_at", [NOW + 1.0, NOW - 1.0, 0.0])
 def test_clocks_that_agree_and_replies_without_a_time_move_nothing(sent_at: float) -> None:
     assert NodeClock().heard(sent_at, NOW) == 0.0
 

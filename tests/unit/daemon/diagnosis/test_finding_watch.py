@@ -25,7 +25,7 @@ from orchestrator.runtime.exporters.actor import ExporterReport
 from orchestrator.spec.model import NotifySpec
 from orchestrator.store.port import StoredEvent
 from orchestrator.telemetry.logging import get_logger
-from orchestrator.train.script.progress import CheckpointFacts, ProgressSnapshot
+from orchestrator.train.script.progress_reading import CheckpointFacts, ProgressSnapshot
 from tests.support.records import replace
 from tests.unit.core.builders import after, changed, make_spec, pending, started, up
 from tests.unit.gpu.support import gpu_info, sample

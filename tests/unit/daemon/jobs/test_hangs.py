@@ -18,7 +18,7 @@ from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.jobs.hangs import HangWatch
 from orchestrator.spec.model import HealthSpec
 from orchestrator.telemetry.logging import get_logger
-from orchestrator.train.script.progress import ProgressSnapshot
+from orchestrator.train.script.progress_reading import ProgressSnapshot
 from tests.support.records import replace
 from tests.unit.core.builders import after, changed, make_spec, pending, started, stop, up
 

@@ -25,7 +25,7 @@ from orchestrator.daemon.jobs.progress import MOST_NOTES, ProgressTable
 from orchestrator.daemon.jobs.views import job_view
 from orchestrator.daemon.loop import Loop
 from orchestrator.store.memory import MemoryStore
-from orchestrator.train.script.progress import CheckpointFacts, ProgressSnapshot
+from orchestrator.train.script.progress_reading import CheckpointFacts, ProgressSnapshot
 from tests.support.records import replace
 from tests.support.stack import PATIENCE_SECONDS
 from tests.unit.core.builders import ID, T0, make_spec, pending, running, submission

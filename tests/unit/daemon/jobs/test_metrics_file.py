@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.daemon.jobs import metrics_file
 from orchestrator.daemon.jobs.progress import ProgressTable
-from orchestrator.train.script.progress import ProgressSnapshot
+from orchestrator.train.script.progress_reading import ProgressSnapshot
 from tests.unit.core.builders import T0, after, changed, failed, gone, pending, running, started
 
 if TYPE_CHECKING:

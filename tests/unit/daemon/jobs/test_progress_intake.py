@@ -11,7 +11,7 @@ from orchestrator.daemon.jobs import metrics_file
 from orchestrator.daemon.jobs.progress import ProgressIntake, ProgressTable
 from orchestrator.runtime.pools import Pool
 from orchestrator.spec.settings import Settings
-from orchestrator.train.script.progress import ProgressSnapshot
+from orchestrator.train.script.progress_reading import ProgressSnapshot
 from tests.unit.core.builders import running
 from tests.unit.daemon.parts import LOG
 

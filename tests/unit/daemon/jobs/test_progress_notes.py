@@ -7,7 +7,7 @@ from pathlib import Path
 from orchestrator.core import events as ev
 from orchestrator.daemon.jobs.progress import ProgressTable
 from orchestrator.spec.model import CheckpointSpec
-from orchestrator.train.script.progress import CheckpointFacts, ProgressSnapshot
+from orchestrator.train.script.progress_reading import CheckpointFacts, ProgressSnapshot
 from tests.unit.core.builders import after, failed, gone, make_spec, pending, running, started
 
 

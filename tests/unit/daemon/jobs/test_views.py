@@ -15,7 +15,7 @@ from orchestrator.core.states import StopPurpose
 from orchestrator.daemon.jobs.progress import JobProgress
 from orchestrator.daemon.jobs.views import event_view, job_view, rank_stacks
 from orchestrator.store.port import StoredEvent
-from orchestrator.train.script.progress import ProgressSnapshot
+from orchestrator.train.script.progress_reading import ProgressSnapshot
 from tests.support.records import replace
 from tests.unit.core.builders import after, changed, pending, seats, started, stop, up
 

@@ -20,7 +20,7 @@ from orchestrator.daemon.metrics import LAGS_KEPT, Metering
 from orchestrator.spec.model import CheckpointSpec
 from orchestrator.spec.settings import Settings
 from orchestrator.telemetry.collectors import LINGER_SECONDS, JobSeries, Snapshot
-from orchestrator.train.script.progress import CheckpointFacts, ProgressSnapshot
+from orchestrator.train.script.progress_reading import CheckpointFacts, ProgressSnapshot
 from tests.unit.core.builders import T0, after, changed, finished, make_spec, pending, started, stop, up
 
 

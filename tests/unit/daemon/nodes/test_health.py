@@ -64,7 +64,7 @@ def test_a_check_says_why_it_did_not_end() -> None:
         return ()
 
     def agent(answer: Any) -> Any:
-        return SimpleNamespace(check=SimpleNamespace(remote=answer))
+        return SimpleNamespace(check=answer)
 
     assert asyncio.run(check_node(None)) == (CheckFailed(),)
     assert asyncio.run(check_node(agent(broken))) == (CheckFailed(said="the actor died"),)

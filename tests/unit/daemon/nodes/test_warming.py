@@ -23,7 +23,7 @@ def test_a_fork_server_is_started_once_on_each_node_that_takes_ranks() -> None:
             if name == "b":
                 raise RuntimeError("no memory")
 
-        return SimpleNamespace(fork_server=SimpleNamespace(remote=fork_server))
+        return SimpleNamespace(fork_server=fork_server)
 
     agents = {name: agent(name) for name in ("a", "b", "head")}
     nodes = [node("a", cpus=4), node("b", cpus=4), node("head", cpus=0)]

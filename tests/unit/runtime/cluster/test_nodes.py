@@ -27,7 +27,7 @@ def raw(*alive: str, dead: tuple[str, ...] = ()) -> dict[str, RayNode]:
 class Agent:
     def __init__(self, *gpus: str) -> None:
         self.gpus, self.error = gpus, False
-        self.report = SimpleNamespace(remote=self._report)
+        self.report = self._report
 
     async def _report(self) -> Any:
         if self.error:
@@ -133,7 +133,7 @@ def test_a_round_ends_when_the_head_whose_agent_it_waits_for_has_died() -> None:
             asked.set()
             await asyncio.Event().wait()
 
-        agent.report = SimpleNamespace(remote=never)
+        agent.report = never
         nodes = registry(Ray(a=agent), embedded=True)
         waiting = asyncio.create_task(nodes.update(raw("a")))
         async with asyncio.timeout(300):

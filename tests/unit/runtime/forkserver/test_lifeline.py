@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.core.conformance import misfits
+from orchestrator.core.codec import misfits
 from orchestrator.runtime.forkserver import wire
 from orchestrator.runtime.spawn.lifeline import (
     ErrorRaised,

@@ -29,7 +29,7 @@ class Scene:
         self.notes: list[str] = []
         self.done: list[str] = []
         self.job = job
-        self.gang = Gang(number=job.gang, actors=[SimpleNamespace(flush=SimpleNamespace(remote=self._flushed))])
+        self.gang = Gang(number=job.gang, actors=[SimpleNamespace(flush=self._flushed)])
         self.confirmed = asyncio.Event()
         self.gang.watchers = [asyncio.create_task(self._watch())]
         table: Any = SimpleNamespace(

@@ -21,14 +21,13 @@ from orchestrator.runtime.gangs.event_mapping import (
     exited,
     in_memory,
     recorded_exits,
-    repaired_event,
     saved,
     saves_fail_of,
     seats_of,
 )
 from orchestrator.runtime.ranks.rank_events import RankEvent, RankGreeting
 from orchestrator.spec.paths import Paths
-from orchestrator.train.script.progress import ProgressSnapshot
+from orchestrator.train.script.progress_reading import ProgressSnapshot
 from tests.support.nodes import node_report
 from tests.support.records import replace
 
@@ -63,14 +62,6 @@ def test_an_exit_that_an_actor_tells_without_its_end_is_an_exit() -> None:
     assert fact.exit == ev.Exit(rank=1, at=5.0, exit_code=None, signal=None)
 
 
-def test_what_cannot_be_used_of_an_end_has_its_default() -> None:
-    end = ev.Exit(rank=1, at=5.0, exit_code="1", signal=9, last_step=2.5, error_type="E")  # type: ignore[arg-type]
-    told = repaired_event(RankEvent(number=2, kind="exited", at=5.0, exit=end))
-    assert told.exit == ev.Exit(rank=1, at=5.0, exit_code=None, signal=9, error_type="E")
-    broken = RankEvent(number=2, kind="exited", at=5.0, exit="no")  # type: ignore[arg-type]
-    assert repaired_event(broken).exit is None
-
-
 def record(paths: Paths, rank: int, **fields: Any) -> None:
     path = Path(paths.exit_record(JOB, 1, rank))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,9 +92,12 @@ def test_ends_that_the_restored_record_has_yet_to_follow_are_no_news(tmp_path: P
 
 def test_last_words_tell_that_a_rank_was_asked_to_stop(tmp_path: Path) -> None:
     paths = Paths(home=tmp_path, socket=tmp_path / "s")
-    record(paths, 0, exit_code=0, stop_seen_at=8.0, keeper_terminated_at=7.0, last_step=11, total_steps=60)
-    record(paths, 1, signal=9, cause="lifeline", keeper_terminated_at=7.0)  # killed with its actor, in the shutdown
-    record(paths, 2, signal=9, cause="stop_deadline", stop_seen_at=8.0)  # orch requested the stop
+    seen = {"stop_seen_at": 8.0, "keeper_terminated_at": 7.0, "last_step": 11, "total_steps": 60}
+    record(paths, 0, exit_code=0, ending=seen)
+    record(
+        paths, 1, signal=9, cause="lifeline", ending={"keeper_terminated_at": 7.0}
+    )  # killed with its actor, in the shutdown
+    record(paths, 2, signal=9, cause="stop_deadline", ending={"stop_seen_at": 8.0})  # orch requested the stop
     record(paths, 3, exit_code=0)  # of a keeper that recorded none of this
     words = [w.exit for w in recorded_exits(paths, JOB, 1, 4, LOST) if isinstance(w, ev.RankExited)]
     assert [(w.rank, w.exit_code, w.signal) for w in words] == [(0, 0, None), (1, None, 9), (3, 0, None)]

@@ -22,7 +22,7 @@ from orchestrator.runtime.gangs.table import Gang, GangTable
 from orchestrator.runtime.nodes.control_plane import end_worker
 from orchestrator.runtime.ranks.rank_events import AS_ASKED, PollCursor, PollReply, RankEvent, RankGreeting
 from orchestrator.spec.paths import Paths
-from orchestrator.train.script.progress import ProgressSnapshot
+from orchestrator.train.script.progress_reading import ProgressSnapshot
 from tests.unit.core.builders import make_spec, pending, running
 
 JOB = running(pending(make_spec(workers=1)))
@@ -68,7 +68,7 @@ class Remote:
     def __init__(self, *answers: Callable[..., Awaitable[Any]]) -> None:
         self.answers, self.calls = list(answers), 0
 
-    async def remote(self, *args: Any, **kwargs: Any) -> Any:
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
         answer = self.answers[min(self.calls, len(self.answers) - 1)]
         self.calls += 1
         return await answer(*args, **kwargs)

@@ -16,11 +16,12 @@ import pytest
 
 from orchestrator.core.job.record import Job
 from orchestrator.daemon.jobs import workdir_archive as snapshot
+from orchestrator.runtime import remote
 from orchestrator.runtime.cluster.nodes import NodeRegistry
 from orchestrator.runtime.gangs.errors import NodeFilesError, NodeGoneError
 from orchestrator.runtime.gangs.job_files import JobFiles, LogMirror
 from orchestrator.runtime.nodes.directories import clear_pages, node_directory, page_directory
-from orchestrator.runtime.nodes.files import CHUNK_BYTES, BlobDamagedError, NodeFiles
+from orchestrator.runtime.nodes.files import CHUNK_BYTES, FAILURES, BlobDamagedError, NodeFiles
 from orchestrator.runtime.nodes.working_copy import find_outputs, keep_output, new_output
 from orchestrator.runtime.pools import Pool
 from orchestrator.runtime.ranks.logs import LogLimits, LogReader, LogWriter, log_path
@@ -243,17 +244,16 @@ class Agent:
         self.node = NodeFiles(home, chunk_bytes=chunk_bytes)
         self.calls: list[str] = []
         self.fails: Exception | None = None
-        self.files = SimpleNamespace(remote=self._files)
-        self.reads = SimpleNamespace(remote=self._reads)
+        self.handle = SimpleNamespace(answer_files=SimpleNamespace(remote=self._files))
         self._sees = sees
 
-    async def _files(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    async def _files(self, method: str, message: bytes) -> bytes:
         self.calls.append(method)
         if self.fails is not None:
             raise self.fails
-        return getattr(self.node, method)(*args, **kwargs)
+        return await remote.answer(self.node, method, message, FAILURES)
 
-    async def _reads(self, path: str, text: str) -> bool:
+    async def reads(self, path: str, text: str) -> bool:
         if self.fails is not None:
             raise self.fails
         return self._sees and Path(path).read_text() == text
@@ -314,18 +314,13 @@ def test_a_node_that_is_gone_is_told_by_name(tmp_path: Path) -> None:
         run(ours.ship(job))
 
 
-class RayError(Exception):
-    """Error that a call of Ray raises; its cause is the error of the method."""
-
-    def __init__(self, cause: Exception) -> None:
-        self.cause = cause
-
-
-@pytest.mark.parametrize("by_ray", [False, True])
-def test_a_disk_of_a_node_that_takes_nothing_is_told_by_its_node(tmp_path: Path, *, by_ray: bool) -> None:
+def test_a_disk_of_a_node_that_takes_nothing_is_told_by_its_node(tmp_path: Path) -> None:
     agent = Agent(tmp_path / "node")
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/home/ada/.orch-node")
-    agent.fails = RayError(full) if by_ray else full
+
+    def full(*_args: Any, **_kwargs: Any) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/home/ada/.orch-node")
+
+    agent.node.lay_out = full  # type: ignore[method-assign]
     ours, paths = two_sides(tmp_path, agent)
     with pytest.raises(NodeFilesError) as caught:
         run(ours.ship(changed(job_on(paths, "n0"), snapshot="")))

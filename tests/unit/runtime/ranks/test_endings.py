@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from orchestrator.core.codec import usable
 from orchestrator.core.states import StopScope
 from orchestrator.runtime.ranks.exit_evidence import SHUTDOWN_SECONDS, StopFacts, stop_facts
 from orchestrator.runtime.spawn.lifeline import Ending
-from orchestrator.train.script.progress import ProgressSnapshot
+from orchestrator.train.script.progress_reading import ProgressSnapshot
 
 
 def facts_of(ending: Ending, printed: ProgressSnapshot | None = None) -> StopFacts:
@@ -42,14 +43,14 @@ def test_printed_steps_stand_for_those_that_a_rank_did_not_report() -> None:
 
 @pytest.mark.parametrize("wrong", ["5", [5], {}, True, float("nan"), float("inf"), -1, 2**70, object()])
 def test_what_does_not_fit_is_unknown(wrong: Any) -> None:
-    facts = facts_of(Ending(last_step=wrong, total_steps=wrong))
-    assert (facts.last_step, facts.total_steps) == (None, None)
-    assert facts_of(Ending(stop_seen_at=wrong, keeper_terminated_at=wrong)) == StopFacts()
+    names = ("last_step", "total_steps", "stop_seen_at", "keeper_terminated_at")
+    ending, unusable = usable(Ending, dict.fromkeys(names, wrong))
+    assert (set(unusable), facts_of(ending)) == (set(names), StopFacts())
 
 
 @pytest.mark.parametrize("wrong", [1e11 + 1, 1e300, 10**400])
 def test_a_time_that_no_record_can_hold_is_unknown(wrong: Any) -> None:
-    assert facts_of(Ending(stop_seen_at=wrong, keeper_terminated_at=7.0)) == facts_of(Ending(keeper_terminated_at=7.0))
+    assert usable(Ending, {"stop_seen_at": wrong, "last_step": 3})[0] == Ending(last_step=3)
 
 
 def test_a_rank_that_was_killed_has_not_left_because_its_keeper_was_terminated() -> None:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from orchestrator.runtime.ranks.output import LogProgress, known_step
-from orchestrator.train.script.progress import ProgressSnapshot
+from orchestrator.train.script.progress_reading import ProgressSnapshot
 
 BLANK = ProgressSnapshot()
 

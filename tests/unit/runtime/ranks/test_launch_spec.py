@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import fields, replace
 
+from orchestrator.core.codec import from_bytes, to_bytes
 from orchestrator.runtime.forkserver.wire import SpawnRequest, parse
 from orchestrator.runtime.ranks.launch_spec import RankPlan
 
@@ -36,7 +36,9 @@ PLAN = RankPlan(
 
 
 def test_a_plan_arrives_as_it_was() -> None:
-    assert pickle.loads(pickle.dumps(PLAN)) == PLAN
+    env = {"A": "b", "NOT_UTF8": "\udcff"}
+    plan = replace(PLAN, env=env, args=["--lr", "1"], python_options=["-u"], secrets=["hush"])
+    assert from_bytes(RankPlan, to_bytes(plan)) == plan
     assert replace(PLAN, rank=3).record == {"job": "job-aaaaaa", "attempt": 2, "rank": 3}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from orchestrator.runtime.ranks.output import LogProgress
-from orchestrator.train.script.progress import CheckpointFacts, ProgressSnapshot
+from orchestrator.train.script.progress_reading import CheckpointFacts, ProgressSnapshot
 
 BLANK = ProgressSnapshot(writer_pid=7, checkpoint=CheckpointFacts(saved_step=3))
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
-
+from orchestrator.core.codec import from_bytes, to_bytes
 from orchestrator.core.events import Exit, MemoryUse
 from orchestrator.core.facts.notes import PoliciesLeftOut
 from orchestrator.core.states import OutOf, StopScope
-from orchestrator.runtime.ranks.rank_events import RankEvent
+from orchestrator.runtime.ranks.rank_events import PollCursor, PollReply, RankEvent
 
 END = Exit(
     rank=0,
@@ -35,4 +34,5 @@ EVENTS = (
 
 
 def test_events_arrive_as_they_were() -> None:
-    assert pickle.loads(pickle.dumps(EVENTS)) == EVENTS
+    reply = PollReply(cursor=PollCursor(event=3), events=EVENTS)
+    assert from_bytes(PollReply, to_bytes(reply)) == reply

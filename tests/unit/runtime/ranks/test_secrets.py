@@ -9,7 +9,7 @@ from orchestrator.core.facts.memory import KernelMessage
 from orchestrator.core.facts.notes import PoliciesLeftOut
 from orchestrator.runtime.forkserver.masking import Masker
 from orchestrator.runtime.ranks.rank_events import RankEvent, masked_event, masked_look, masked_progress, masked_status
-from orchestrator.train.script.progress import CheckpointFacts, ProgressSnapshot
+from orchestrator.train.script.progress_reading import CheckpointFacts, ProgressSnapshot
 
 MASKER = Masker(["hunter2"])
 TEXT = "with hunter2 in it"

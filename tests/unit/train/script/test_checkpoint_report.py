@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from orchestrator.checkpoint.storage.info import CheckpointInfo, CheckpointStatus
-from orchestrator.train.script.progress import CheckpointFacts
+from orchestrator.train.script.progress_reading import CheckpointFacts
 from orchestrator.train.script.saving import CheckpointReport, CheckpointWarning
 
 
@@ -20,8 +21,8 @@ class Page:
         self.facts: list[CheckpointFacts] = []
         self.calls: list[tuple[Any, ...]] = []
 
-    def write_facts(self, facts: CheckpointFacts) -> None:
-        self.facts.append(facts)
+    def write_facts(self, facts: Mapping[str, Any]) -> None:
+        self.facts.append(CheckpointFacts(**facts))
 
     def write_saving(self) -> None:
         self.calls.append(("saving",))

@@ -13,7 +13,8 @@ import time
 import pytest
 
 from orchestrator.train.script import progress as layout
-from orchestrator.train.script.progress import CheckpointFacts, ProgressPageError, ProgressSnapshot
+from orchestrator.train.script.progress import ProgressPageError
+from orchestrator.train.script.progress_reading import CheckpointFacts, ProgressSnapshot
 from tests.support.pages import BothSides
 from tests.support.work import calls, calls_of_c
 
@@ -182,24 +183,22 @@ def test_the_longest_names_and_phase_still_fit(page, rank):
 
 
 def test_checkpoint_facts_come_through_and_long_texts_are_cut(page, rank):
-    facts = CheckpointFacts(
-        saved_step=3,
-        saved_at=1.5,
-        saved_path="/p/step",
-        saved_bytes=9,
-        failed_saves=2,
-        failure="x",
-        failed_at=2.0,
-        resumed_step=1,
-        resumed_path="/p/old",
-        resumed_seconds=0.25,
-        quarantined=("a: torn",),
-    )
+    facts = {
+        "saved_step": 3,
+        "saved_at": 1.5,
+        "saved_path": "/p/step",
+        "saved_bytes": 9,
+        "failed_saves": 2,
+        "failure": "x",
+        "failed_at": 2.0,
+        "resumed_step": 1,
+        "resumed_path": "/p/old",
+        "resumed_seconds": 0.25,
+        "quarantined": ("a: torn",),
+    }
     rank.write_facts(facts)
-    assert page.read().checkpoint == facts
-    rank.write_facts(
-        CheckpointFacts(saved_path="\0" * 5000, failure="\0" * 5000, quarantined=tuple("\0" * 5000 for _ in range(9)))
-    )
+    assert page.read().checkpoint == CheckpointFacts(**facts)
+    rank.write_facts({"saved_path": "\0" * 5000, "failure": "\0" * 5000, "quarantined": ("\0" * 5000,) * 9})
     cut = page.read().checkpoint
     assert 0 < len(cut.saved_path) < 5000
     assert 0 < len(cut.failure) < 5000

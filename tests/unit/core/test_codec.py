@@ -1,4 +1,4 @@
-"""Records with values that do not fit the declarations of their fields, and their JSON form."""
+"""Records with values that do not fit the declarations of their fields, their JSON form, and messages."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core import events as ev
-from orchestrator.core.codec import RecordError, misfits, repaired
-from orchestrator.core.conformance import is_finite, is_time
+from orchestrator.core.codec import RecordError, from_bytes, misfits, to_bytes, usable
 from orchestrator.core.facts.rank_ends import ProcessSignal
 from orchestrator.core.states import JobState
 from orchestrator.core.stored import event_body, event_from, job_from_dict, job_to_dict
@@ -92,13 +91,39 @@ def test_a_stored_job_with_an_odd_value_is_refused(change: dict[str, Any]) -> No
         job_from_dict(row | change)
 
 
-def test_the_end_of_a_rank_keeps_its_valid_values() -> None:
-    end = ev.Exit(rank=1, exit_code=3, signal="9", at=T0, error_message=b"x", log_tail=("a", 1), heard_at=math.nan)  # type: ignore[arg-type]
-    assert misfits(end) == ("signal", "error_message", "log_tail", "heard_at")
-    assert repaired(end) == ev.Exit(rank=1, exit_code=3, signal=None, at=T0)
-    assert repaired(ev.Exit(rank="1", exit_code=None, signal=None, at="now")) == ev.Exit(  # type: ignore[arg-type]
-        rank=0, exit_code=None, signal=None, at=0.0
-    )
+END = {"rank": 1, "exit_code": 3, "signal": None, "at": T0}
+
+
+@pytest.mark.parametrize(
+    ("values", "expected", "names"),
+    [
+        ({**END, "signal": "9", "error_message": 5, "log_tail": ["a", 1], "heard_at": math.nan, "later": 1}, {}, ("signal", "error_message", "log_tail", "heard_at")),
+        ({"rank": "1", "exit_code": None, "at": "now"}, {"rank": 0, "exit_code": None, "at": 0.0}, ("rank", "signal", "at")),
+        ({**END, "memory": {"used_bytes": [], "limit_bytes": 6}}, {"memory": ev.MemoryUse(used_bytes=0, limit_bytes=6)}, ("memory.used_bytes",)),
+    ],
+)  # fmt: skip
+def test_of_values_that_do_not_fit_the_others_are_kept(
+    values: dict[str, Any], expected: dict[str, Any], names: tuple[str, ...]
+) -> None:
+    assert usable(ev.Exit, values) == (ev.Exit(**{**END, **expected}), names)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    strategies.all_events.filter(lambda event: "spec" not in event.__struct_fields__),
+    st.sampled_from(["x\ud800", "plain"]),
+)
+def test_a_message_is_read_as_it_was(event: ev.Event, text: str) -> None:
+    event = replace(event, cause=text) if "cause" in event.__struct_fields__ else event
+    assert from_bytes(type(event), to_bytes(event)) == event
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"\xc1", b"[1]", b"\x80", b"\x81\xa2at\xcb\x7f\xf0\0\0\0\0\0\0", b"\x91" * 5000]
+)
+def test_bytes_that_are_no_message_are_refused(data: bytes) -> None:
+    with pytest.raises(RecordError):
+        from_bytes(ev.Exit, data)
 
 
 def test_a_fact_with_an_odd_value_is_named_with_its_event() -> None:
@@ -106,9 +131,3 @@ def test_a_fact_with_an_odd_value_is_named_with_its_event() -> None:
     odd = ProcessSignal(rank=1, signal="nine")  # type: ignore[arg-type]
     assert misfits(ev.JobNoted(job_id=ID, at=T0, note=odd)) == ("note",)
     assert misfits(ev.JobNoted(job_id=ID, at=T0, note="odd")) == ("note",)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("value", [10**400, -(10**400), 2**70, math.inf, math.nan, 1e300])
-def test_a_number_beyond_every_range_is_no_finite_one(value: float) -> None:
-    assert not is_finite(value)
-    assert not is_time(value)
