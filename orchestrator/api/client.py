@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from orchestrator.api.files import FileDigest, FileList
     from orchestrator.api.matrix_views import MatrixView
     from orchestrator.api.page_links import PageLinkView
-    from orchestrator.api.queue_views import OutlookView, QueueShares, QueueView, ReservationRequest
+    from orchestrator.api.queue_views import OutlookView, QueueShares, QueueView
+    from orchestrator.api.requests import ReservationRequest
     from orchestrator.api.spec_views import SpecDiff, SpecView
     from orchestrator.api.transport.endpoint import Endpoint
     from orchestrator.api.transport.following import Patience

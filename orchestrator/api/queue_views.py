@@ -1,4 +1,4 @@
-"""API views of queues and shares, and changes of queues and nodes. Only the standard library is imported."""
+"""API views of queues and shares, and of nodes. Only the standard library is imported."""
 
 from __future__ import annotations
 
@@ -108,17 +108,6 @@ NESTED.update({QueueShares: {"queues": QueueView, "users": UserShareView}})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueChange:
-    """Changes of a queue, or the terms of a new one; None keeps a value. ``unbounded`` removes its maximum."""
-
-    guaranteed: int | None = None
-    maximum: int | None = None
-    unbounded: bool = False
-    weight: float | None = None
-    parent: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReservationView(View):
     """A time in which no job runs on a node, and the user who reserved it."""
 
@@ -127,24 +116,6 @@ class ReservationView(View):
     end_at: float
     reason: str = ""
     by: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReservationRequest:
-    """Request to reserve a node from the wall time ``start`` for ``seconds``."""
-
-    start: float
-    seconds: float
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeChange:
-    """Changes of a node: ``labels`` to set, None removes one; ``unreserve``: id of a reservation, "" its only one."""
-
-    labels: Mapping[str, str | None] = field(default_factory=dict)
-    reserve: ReservationRequest | None = None
-    unreserve: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

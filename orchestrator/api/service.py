@@ -7,7 +7,7 @@ raises errors of ``api.errors`` and no others. Two implementations: the daemon, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from orchestrator.api.curve_views import CurveQuery, CurvesView, GpuHistoryView
     from orchestrator.api.files import FileReader
     from orchestrator.api.matrix_views import MatrixView
-    from orchestrator.api.queue_views import NodeChange, OutlookView, QueueChange, QueueShares, QueueView
+    from orchestrator.api.queue_views import OutlookView, QueueShares, QueueView
+    from orchestrator.api.requests import ActionRequest, NodeChange, ProfileRequest, QueueChange, SubmitRequest
     from orchestrator.api.spec_views import SpecDiff, SpecView
     from orchestrator.api.usage_views import EstimateQualityView, UsageReport
     from orchestrator.api.views import (
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
         StacksView,
         SubmitReply,
     )
-    from orchestrator.core.events import GitState
     from orchestrator.core.ids import JobId
     from orchestrator.runtime.ranks.session_messages import SessionMessage, SessionOutput, SessionRequest
 
@@ -61,34 +61,6 @@ class Caller:
     def is_elsewhere(self) -> bool:
         """Whether the caller's paths are those of another machine."""
         return self.channel in {"tcp", "tunnel"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubmitRequest:
-    """A job.yaml as text, with the directory and the environment of its submission.
-
-    ``source`` names the file for messages. ``overrides`` are ``key.path=value`` texts in the order of ``--set``.
-    ``cwd`` (absolute) is the base of ``working_dir``, ``path`` the submitter's PATH, ``python`` the absolute
-    interpreter that ``python`` means there (None: there is none). ``secrets`` holds values only for names that an
-    earlier reply required, ``passed`` the submitter's variables that ``env: {pass: [...]}`` takes. ``resume_from`` is ``JOB`` or ``JOB@STEP``. ``after`` are further dependencies, ``JOB`` or
-    ``JOB:success``, ``:failure``, ``:any``. ``remote``: it was submitted on another machine; its files are those
-    of ``upload``, the pieces of the uploaded working directory's manifest. ``git`` is what the submitter's process found.
-    """
-
-    yaml: str
-    source: str
-    idempotency_key: str
-    cwd: str
-    path: str
-    python: str | None = None
-    overrides: tuple[str, ...] = ()
-    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    passed: Mapping[str, str] = field(default_factory=dict, repr=False)
-    resume_from: str | None = None
-    after: tuple[str, ...] = ()
-    upload: tuple[str, ...] = ()
-    remote: bool = False
-    git: GitState | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,23 +125,6 @@ class Verb(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActionRequest:
-    """An action and its details.
-
-    ``priority`` for update; for rerun, ``from_checkpoint`` (start from the old job's last checkpoint), ``overrides``,
-    ``key.path=value`` texts, and ``failed`` (rerun only the failed combinations). ``force`` for cancel, by the daemon's
-    owner: do not wait for a confirmed end.
-    """
-
-    verb: Verb
-    priority: int | None = None
-    from_checkpoint: bool = False
-    overrides: tuple[str, ...] = ()
-    failed: bool = False
-    force: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class UsageQuery:
     """Grouping, wall times (None: from the first job, until now) and price of a GPU hour (None: the settings')."""
 
@@ -177,15 +132,6 @@ class UsageQuery:
     since: float | None = None
     until: float | None = None
     price: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileRequest:
-    """A trace of ``steps`` optimizer steps of one rank, within ``timeout_seconds``."""
-
-    steps: int
-    rank: int = 0
-    timeout_seconds: float = 60.0
 
 
 class NodeVerb(StrEnum):

@@ -170,7 +170,7 @@ def _usable_within(hint: Any, value: Any) -> tuple[Any, tuple[str, ...]] | None:
         lost = ("?",) * (len(inner) - len(kept)) if isinstance(value, list) else ("?",)
         return tuple(record for record, _ in kept), (*(name for _, names in kept for name in names), *lost)
     try:
-        return usable(kind, value) if isinstance(value, Mapping) else None  # type: ignore[type-var]  # also a derived one
+        return usable(kind, value) if isinstance(value, Mapping) else None
     except RecordError:
         return None
 

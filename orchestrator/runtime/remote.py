@@ -63,7 +63,8 @@ async def answer(target: Any, method: str, message: bytes, failures: tuple[type[
 
     ``failures`` are the errors that a caller handles: they arrive as they were raised.
     """
-    form = _form(type(target), method)
+    cls: Any = type(target)
+    form = _form(cls, method)
     try:
         arguments = msgspec.structs.asdict(from_bytes(form.arguments, message))
         function = getattr(target, method)
@@ -105,12 +106,11 @@ class _Stub:
         self._failures = failures
 
     def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
-        form = _form(self._cls, method)
+        cls: Any = self._cls
+        form = _form(cls, method)
 
         async def call(*args: Any, **kwargs: Any) -> Any:
-            bound = form.parameters.bind(None, *args, **kwargs).arguments
-            bound.pop("self", None)
-            message = to_bytes(form.arguments(**bound))
+            message = to_bytes(form.arguments(**form.parameters.bind(*args, **kwargs).arguments))
             reply = _read(form, await getattr(self.handle, self._through).remote(method, message))
             if reply.failure is None:
                 return reply.value
@@ -148,11 +148,11 @@ def _form(cls: Any, name: str) -> _Form:
     method = getattr(cls, name)
     if not getattr(method, _MARK, False):
         raise AttributeError(f"{cls.__name__}.{name} is not called from other processes")
-    hints, signature = get_type_hints(method, include_extras=True), inspect.signature(method)
+    hints = get_type_hints(method, include_extras=True)
+    # Ray adds a parameter to the methods of an actor's class.
+    parameters = [p for p in inspect.signature(method).parameters.values() if p.name in hints]
     fields = [
-        (p.name, hints[p.name]) if p.default is p.empty else (p.name, hints[p.name], p.default)
-        for p in signature.parameters.values()
-        if p.name != "self"
+        (p.name, hints[p.name]) if p.default is p.empty else (p.name, hints[p.name], p.default) for p in parameters
     ]
     result = hints["return"]
     title = f"{cls.__name__}.{name}"
@@ -160,4 +160,4 @@ def _form(cls: Any, name: str) -> _Form:
     value = ("value", result | msgspec.UnsetType, msgspec.UNSET)
     lenient = isinstance(result, type) and "unusable" in getattr(result, "__struct_fields__", ())
     reply = msgspec.defstruct(f"{title} reply", [value, ("failure", Failure | None, None)])
-    return _Form(arguments, reply, signature, lenient)
+    return _Form(arguments, reply, inspect.Signature(parameters), lenient)

@@ -13,8 +13,8 @@ from starlette.responses import RedirectResponse, Response
 
 from orchestrator.api.errors import BadRequestError, InvalidSpecError, OrchError
 from orchestrator.api.protocol import MAX_YAML_BYTES
+from orchestrator.api.requests import SubmitRequest
 from orchestrator.api.server.audit import audited
-from orchestrator.api.service import SubmitRequest
 from orchestrator.api.transport.submission import find_python
 from orchestrator.web.answers import caller_of, form_of, job_address, page
 from orchestrator.web.rendering import Verbatim

@@ -12,10 +12,12 @@ import json
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from fastapi import FastAPI, Path, Query, Request
+import msgspec
+from fastapi import Depends, FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
-from pydantic import Field, StringConstraints
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from orchestrator import __version__
@@ -29,6 +31,7 @@ from orchestrator.api.errors import (
     NotFoundError,
     NotPermittedError,
     OrchError,
+    Problem,
     RefusedError,
 )
 from orchestrator.api.files import FileDigest, FileList, MissingPieces
@@ -45,30 +48,23 @@ from orchestrator.api.protocol import (
     PAGE,
     STREAM_HEARTBEAT_SECONDS,
 )
-from orchestrator.api.queue_views import (
-    MOST_LABELS,
+from orchestrator.api.queue_views import OutlookView, QueueShares, QueueView
+from orchestrator.api.requests import (
+    ActionRequest,
+    EmptyRequest,
+    MissingPiecesRequest,
     NodeChange,
-    OutlookView,
+    ProfileRequest,
+    PruneRequest,
     QueueChange,
-    QueueShares,
-    QueueView,
-    ReservationRequest,
+    ShutdownRequest,
+    StacksRequest,
+    SubmissionsRequest,
+    SubmitRequest,
+    refused,
+    request_of,
 )
 from orchestrator.api.server.audit import audited
-from orchestrator.api.server.bodies import (
-    ActionBody,  # FastAPI reads the annotations when it runs
-    Body,
-    EmptyBody,
-    MissingPiecesBody,
-    ProblemDocument,
-    ProfileBody,
-    PruneBody,
-    ShutdownBody,
-    StacksBody,
-    SubmissionsBody,
-    SubmitBody,
-    bad_request,
-)
 from orchestrator.api.server.gate import FAILED, STOPPING, Gate, GatePolicy
 from orchestrator.api.server.ownership import ID_PATTERN, Ref, caller_of, check_own, own_job_view
 from orchestrator.api.server.session_routes import add_session_routes
@@ -106,8 +102,6 @@ from orchestrator.api.views import (
 )
 from orchestrator.core.ids import JobId
 from orchestrator.core.states import JobState
-from orchestrator.spec.fields.rules import LABEL_PATTERN
-from orchestrator.spec.queues import MOST_GPUS, MOST_WEIGHT
 from orchestrator.store.errors import StoreClosedError
 
 if TYPE_CHECKING:
@@ -123,6 +117,64 @@ if TYPE_CHECKING:
     from orchestrator.api.views import LogLine
 
 Result = TypeVar("Result")
+
+
+class ProblemItem(BaseModel):
+    """One error in a text."""
+
+    message: str
+    path: str = ""
+    line: int | None = None
+    column: int | None = None
+    hint: str = ""
+    source: str = ""
+
+
+class ProblemDocument(BaseModel):
+    """RFC 9457's problem document, with ``code`` for programs, ``hint`` for people and ``problems`` for texts."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    message: str
+    hint: str = ""
+    problems: list[ProblemItem] = Field(default_factory=list)
+
+    @classmethod
+    def media_schema(cls) -> dict[str, object]:
+        """Return the document's entry in an OpenAPI response."""
+        return {PROBLEM_CONTENT_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}}
+
+
+def bad_request(found: list[dict[str, object]]) -> BadRequestError:
+    """Return the API's error for the errors that Pydantic found in a request; values are left out."""
+    problems = []
+    for item in found:
+        where = item.get("loc")
+        steps = [str(step) for step in where] if isinstance(where, tuple) else []
+        problems.append(Problem(message=str(item.get("msg", "is wrong")), path=".".join(steps)))
+    first = problems[0].render() if problems else "the request cannot be understood"
+    return BadRequestError(first, hint="use `orch`, or see /api/v1/openapi.json", problems=problems)
+
+
+def body_of(cls: type[Any], *, in_path: str = "") -> Any:
+    """Return FastAPI's dependency that reads a request from the body; its field ``in_path`` is the parameter of that name."""
+
+    async def read(request: Request) -> Any:
+        try:
+            values = json.loads(await request.body())
+        except (ValueError, RecursionError):
+            raise refused("it is not JSON") from None
+        if in_path and isinstance(values, dict):
+            if in_path in values:
+                raise refused(f"Object contains unknown field `{in_path}`")
+            values[in_path] = request.path_params[in_path]
+        return request_of(cls, values)
+
+    read.body = cls, in_path  # type: ignore[attr-defined]  # for the OpenAPI document
+    return Depends(read)
 
 
 async def until_closing(work: Coroutine[Any, Any, Result], closing: asyncio.Event, request: Request) -> Result:
@@ -241,9 +293,11 @@ def add_upload_routes(app: FastAPI, service: JobService, answer: Callable[[View]
     """Add the routes by which remote submitters upload working directories: missing pieces, and one piece."""
 
     @app.post(f"{API_PREFIX}/pieces", response_model=MissingPieces)
-    async def missing(body: MissingPiecesBody, request: Request) -> Response:
+    async def missing(
+        body: Annotated[MissingPiecesRequest, body_of(MissingPiecesRequest)], request: Request
+    ) -> Response:
         """Return the pieces that must be sent; the others are kept for a day."""
-        found = await service.missing_pieces(tuple(body.digests), body.size_bytes, caller_of(request))
+        found = await service.missing_pieces(body.digests, body.size_bytes, caller_of(request))
         return answer(MissingPieces(missing=tuple(found)))
 
     @app.post(
@@ -276,9 +330,11 @@ def add_matrix_routes(
         return answer(await service.matrix(found))
 
     @app.post(f"{API_PREFIX}/jobs/{{ref}}/{{verb}}", response_model=ActionReply)
-    async def act(ref: Ref, verb: Verb, body: ActionBody, request: Request) -> Response:
+    async def act(
+        ref: Ref, verb: Verb, body: Annotated[ActionRequest, body_of(ActionRequest, in_path="verb")], request: Request
+    ) -> Response:
         """Cancel, pause, resume, hold, release, rerun or update a job of the caller, or a matrix."""
-        details = body.request(verb)
+        details = body
         found = await service.find_matrix(ref, caller_of(request))
         if found is None:
             job_id, caller = await own_job(service, ref, request, verb)
@@ -303,59 +359,10 @@ def add_matrix_routes(
 
 
 MOST_REFERENCE = 200
-MOST_VALUE = 255
-MOST_TIME = 253_402_300_799.0  # the year 9999
-MOST_SECONDS = 366 * 86400.0
 NAME_PATTERN = r"^[a-z0-9](?:[a-z0-9-]{0,48}[a-z0-9])?$"
 
 
-class QueueBody(Body):
-    """Changes of a queue; a value that is left out stays."""
-
-    guaranteed: int | None = Field(default=None, ge=0, le=MOST_GPUS)
-    maximum: int | None = Field(default=None, ge=0, le=MOST_GPUS)
-    unbounded: bool = False
-    weight: float | None = Field(default=None, gt=0, le=MOST_WEIGHT)
-    parent: str | None = Field(default=None, pattern=r"^(?:[a-z0-9](?:[a-z0-9-]{0,48}[a-z0-9])?)?$")
-
-    def request(self) -> QueueChange:
-        """Return the service's record."""
-        return QueueChange(
-            guaranteed=self.guaranteed,
-            maximum=self.maximum,
-            unbounded=self.unbounded,
-            weight=self.weight,
-            parent=self.parent,
-        )
-
-
 NodeRef = Annotated[str, Path(pattern=ID_PATTERN, description="A node's id or name")]
-LabelKey = Annotated[str, StringConstraints(pattern=f"^{LABEL_PATTERN}$")]
-LabelValue = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=MOST_VALUE)]
-
-
-class ReservationBody(Body):
-    """Reservation of a node: its start in Unix time, and its length in seconds."""
-
-    start: float = Field(ge=0, le=MOST_TIME, allow_inf_nan=False)
-    seconds: float = Field(gt=0, le=MOST_SECONDS, allow_inf_nan=False)
-    reason: LabelValue = ""
-
-
-class NodeBody(Body):
-    """Changes of a node; a label of null is removed."""
-
-    labels: dict[LabelKey, LabelValue | None] = Field(default_factory=dict, max_length=MOST_LABELS)
-    reserve: ReservationBody | None = None
-    unreserve: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]{0,20}$")] | None = None
-
-    def request(self) -> NodeChange:
-        """Return the service's record."""
-        asked = self.reserve
-        reserve = (
-            None if asked is None else ReservationRequest(start=asked.start, seconds=asked.seconds, reason=asked.reason)
-        )
-        return NodeChange(labels=self.labels, reserve=reserve, unreserve=self.unreserve)
 
 
 def add_node_routes(
@@ -364,10 +371,12 @@ def add_node_routes(
     """Add the routes; ``owner`` as in ``add_queue_routes``."""
 
     @app.post(f"{API_PREFIX}/nodes/{{node}}", response_model=NodeActionReply)
-    async def change_node(node: NodeRef, body: NodeBody, request: Request) -> Response:
+    async def change_node(
+        node: NodeRef, body: Annotated[NodeChange, body_of(NodeChange)], request: Request
+    ) -> Response:
         """Change labels and reservations of a node."""
         caller = owner(request, "change a node")
-        return answer(await service.change_node(node, body.request(), caller))
+        return answer(await service.change_node(node, body, caller))
 
 
 def add_queue_routes(
@@ -387,11 +396,13 @@ def add_queue_routes(
 
     @app.post(f"{API_PREFIX}/queues/{{name}}", response_model=QueueView)
     async def set_queue(
-        name: Annotated[str, Path(pattern=NAME_PATTERN)], body: QueueBody, request: Request
+        name: Annotated[str, Path(pattern=NAME_PATTERN)],
+        body: Annotated[QueueChange, body_of(QueueChange)],
+        request: Request,
     ) -> Response:
         """Change or create a queue."""
         caller = owner(request, "change a queue")
-        return answer(await service.set_queue(name, body.request(), caller))
+        return answer(await service.set_queue(name, body, caller))
 
 
 LATEST = 1e11
@@ -542,10 +553,30 @@ def _document_problems(app: FastAPI) -> None:
             schemas = document.setdefault("components", {}).setdefault("schemas", {})
             schemas.update(schema.pop("$defs", {}))
             schemas["ProblemDocument"] = schema
+            _document_bodies(app, document["paths"], schemas)
             app.openapi_schema = document
         return app.openapi_schema
 
     app.openapi = with_problems  # type: ignore[method-assign]  # FastAPI's documented way
+
+
+def _document_bodies(app: FastAPI, paths: dict[str, Any], schemas: dict[str, Any]) -> None:
+    """Add the requests, whose classes FastAPI does not know, to the OpenAPI document."""
+    for route in (each for each in app.routes if isinstance(each, APIRoute)):
+        for dependency in route.dependant.dependencies:
+            cls, in_path = getattr(dependency.call, "body", (None, ""))
+            if cls is None:
+                continue
+            (reference,), found = msgspec.json.schema_components([cls], ref_template="#/components/schemas/{name}")
+            if in_path:
+                del found[cls.__name__]["properties"][in_path]
+                found[cls.__name__]["required"].remove(in_path)
+            schemas.update(found)
+            for method in route.methods:
+                paths[route.path_format][method.lower()]["requestBody"] = {
+                    "required": True,
+                    "content": {"application/json": {"schema": reference}},
+                }
 
 
 def _states(names: list[str]) -> frozenset[str]:
@@ -665,20 +696,24 @@ def _add_waiting_routes(app: FastAPI, service: JobService, closing: asyncio.Even
 
 def _add_submission_routes(app: FastAPI, service: JobService, closing: asyncio.Event) -> None:
     @app.post(f"{API_PREFIX}/jobs", response_model=SubmitReply, status_code=201)
-    async def submit(body: SubmitBody, request: Request) -> Response:
+    async def submit(body: Annotated[SubmitRequest, body_of(SubmitRequest)], request: Request) -> Response:
         """Accept a job: 201 if it is new, 200 if the key is known or secrets are required first."""
-        reply = await service.submit(body.request(), caller_of(request))
+        body.refuse_too_large()
+        reply = await service.submit(body, caller_of(request))
         audited(request).job = reply.matrix_id or reply.job_id or ""
         return answer(reply, 201 if reply.created else 200)
 
     @app.post(f"{API_PREFIX}/submissions", response_model=SubmitOutcomes)
-    async def submit_together(body: SubmissionsBody, request: Request) -> Response:
+    async def submit_together(
+        body: Annotated[SubmissionsRequest, body_of(SubmissionsRequest)], request: Request
+    ) -> Response:
         """Accept or refuse several jobs, each by itself; what is accepted is written in one transaction or few."""
         caller = caller_of(request)
 
-        async def outcome_of(each: SubmitBody) -> SubmitOutcome:
+        async def outcome_of(each: SubmitRequest) -> SubmitOutcome:
             try:
-                return SubmitOutcome(reply=await service.submit(each.request(), caller))
+                each.refuse_too_large()
+                return SubmitOutcome(reply=await service.submit(each, caller))
             except OrchError as error:
                 return SubmitOutcome(problem=error.to_json())
 
@@ -689,9 +724,10 @@ def _add_submission_routes(app: FastAPI, service: JobService, closing: asyncio.E
         return answer(SubmitOutcomes(outcomes=tuple(outcomes)))
 
     @app.post(f"{API_PREFIX}/plan", response_model=PlanReply)
-    async def plan(body: SubmitBody, request: Request) -> Response:
+    async def plan(body: Annotated[SubmitRequest, body_of(SubmitRequest)], request: Request) -> Response:
         """Say what a submission would do; store nothing."""
-        return answer(await until_closing(service.plan(body.request(), caller_of(request)), closing, request))
+        body.refuse_too_large()
+        return answer(await until_closing(service.plan(body, caller_of(request)), closing, request))
 
 
 def _add_looking_routes(app: FastAPI, service: JobService, closing: asyncio.Event) -> None:
@@ -700,14 +736,14 @@ def _add_looking_routes(app: FastAPI, service: JobService, closing: asyncio.Even
         response_class=Response,
         responses={200: {"description": "A Chrome trace, gzipped JSON", "content": {"application/gzip": {}}}},
     )
-    async def profile(ref: Ref, body: ProfileBody, request: Request) -> Response:
+    async def profile(ref: Ref, body: Annotated[ProfileRequest, body_of(ProfileRequest)], request: Request) -> Response:
         """Return a torch.profiler trace of the next steps of a job of the caller."""
         job_id, _ = await _own_job(service, ref, request, "profile")
-        data = await until_closing(service.profile(job_id, body.request()), closing, request)
+        data = await until_closing(service.profile(job_id, body), closing, request)
         return Response(data, media_type="application/gzip")
 
     @app.post(f"{API_PREFIX}/jobs/{{ref}}/stacks", response_model=StacksView)
-    async def stacks(ref: Ref, body: StacksBody, request: Request) -> Response:
+    async def stacks(ref: Ref, body: Annotated[StacksRequest, body_of(StacksRequest)], request: Request) -> Response:
         """Return the stacks of the ranks of a running job of the caller; they are also written to the ranks' logs."""
         job_id, _ = await _own_job(service, ref, request, "look into")
         return answer(await until_closing(service.stacks(job_id, body.rank), closing, request))
@@ -726,19 +762,21 @@ def _add_daemon_routes(app: FastAPI, service: JobService, audit: AuditLog | None
         return answer(AuditList(entries=tuple(entries)))
 
     @app.post(f"{API_PREFIX}/nodes/{{node}}/{{verb}}", response_model=NodeActionReply)
-    async def node_action(node: NodeRef, verb: NodeVerb, _: EmptyBody, request: Request) -> Response:
+    async def node_action(
+        node: NodeRef, verb: NodeVerb, _: Annotated[EmptyRequest, body_of(EmptyRequest)], request: Request
+    ) -> Response:
         """Cordon, drain or uncordon a node."""
         caller = _owner_of_daemon(request, f"{verb} a node")
         return answer(await service.node_action(node, verb, caller))
 
     @app.post(f"{API_PREFIX}/shutdown", response_model=ShutdownReply)
-    async def shutdown(body: ShutdownBody, request: Request) -> Response:
+    async def shutdown(body: Annotated[ShutdownRequest, body_of(ShutdownRequest)], request: Request) -> Response:
         """Stop the daemon; jobs continue unless ``stop_jobs``."""
         caller = _owner_of_daemon(request, "stop it")
         return answer(service.shutdown(stop_jobs=body.stop_jobs, caller=caller))
 
     @app.post(f"{API_PREFIX}/prune", response_model=PruneReply)
-    async def prune(body: PruneBody, request: Request) -> Response:
+    async def prune(body: Annotated[PruneRequest, body_of(PruneRequest)], request: Request) -> Response:
         """Remove the files and records of jobs that ended long ago."""
         _owner_of_daemon(request, "remove jobs")
         reply = await service.prune(older_than_seconds=body.older_than_seconds, dry_run=body.dry_run)
@@ -747,7 +785,7 @@ def _add_daemon_routes(app: FastAPI, service: JobService, audit: AuditLog | None
 
 def _add_page_routes(app: FastAPI, links: PageLinks | None) -> None:
     @app.post(f"{API_PREFIX}/page/link", response_model=PageLinkView)
-    async def page_link(_: EmptyBody, request: Request) -> Response:
+    async def page_link(_: Annotated[EmptyRequest, body_of(EmptyRequest)], request: Request) -> Response:
         """Return a link that signs a browser in to the page, once, as the caller."""
         caller = caller_of(request)
         if links is None:

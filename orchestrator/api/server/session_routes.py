@@ -1,6 +1,6 @@
 """Sessions beside a rank over a WebSocket: the request that opens one, then bytes and control messages both ways.
 
-The client's first message is the request (``OpenBody``); the answer is ``{"opened": ...}``, or ``{"error": PROBLEM}``
+The client's first message is the request (``OpenRequest``); the answer is ``{"opened": ...}``, or ``{"error": PROBLEM}``
 and the end. After that, a binary message of the client is input; a binary message of the daemon is output, its first
 byte 1 (standard output, a terminal, a connection) or 2 (standard error). The last message is ``{"ended": ...}`` or
 ``{"error": ...}``.
@@ -13,12 +13,12 @@ import json
 import re
 import socket
 from contextlib import suppress
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import structlog
 from fastapi import WebSocket, WebSocketDisconnect
-from pydantic import Field, StringConstraints, ValidationError
+from msgspec import Meta
+from msgspec.structs import asdict
 from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
 
 from orchestrator.api.errors import (
@@ -29,12 +29,13 @@ from orchestrator.api.errors import (
     NotPermittedError,
     OrchError,
 )
-from orchestrator.api.protocol import API_PREFIX, BODY_SECONDS, MAX_NUMBER, SESSION_READ_SECONDS
+from orchestrator.api.protocol import API_PREFIX, BODY_SECONDS, SESSION_READ_SECONDS
+from orchestrator.api.requests import LongText, Rank, refused, request_of
 from orchestrator.api.server.audit import audited
-from orchestrator.api.server.bodies import Body, LongText, bad_request
 from orchestrator.api.server.gate import FAILED, STOPPING
 from orchestrator.api.server.ownership import REF_PATTERN, from_path, own_job_view
 from orchestrator.api.service import Caller
+from orchestrator.core.codec import Record
 from orchestrator.core.ids import JobId
 from orchestrator.runtime.ranks.session_messages import (
     SIGNALS,
@@ -86,38 +87,39 @@ class WebSocketSession(WSProtocol):
 
 log = structlog.get_logger("orch.api")
 
-B = TypeVar("B", bound=Body)
-Side = Annotated[int, Field(ge=0, le=10_000)]
+R = TypeVar("R")
+Side = Annotated[int, Meta(ge=0, le=10_000)]
+Arguments = Annotated[tuple[LongText, ...], Meta(max_length=4096)]
 
 
-class TerminalBody(Body):
+class TerminalRequest(Record):
     """The client's terminal."""
 
     rows: Side
     columns: Side
-    kind: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._+-]{1,64}$")] = "dumb"
+    kind: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._+-]{1,64}\Z")] = "dumb"
 
 
-class CommandBody(Body):
+class OpenCommand(Record):
     """A command; without ``argv``, a shell."""
 
-    argv: list[LongText] = Field(default_factory=list, max_length=4096)
-    terminal: TerminalBody | None = None
+    argv: Arguments = ()
+    terminal: TerminalRequest | None = None
 
 
-class AttachBody(Body):
+class OpenAttach(Record):
     """The rank's own terminal."""
 
-    terminal: TerminalBody | None = None
+    terminal: TerminalRequest | None = None
 
 
-class OpenBody(Body):
+class OpenRequest(Record):
     """Request for a session: a command, the rank's own terminal, or a connection to a port of the rank's node."""
 
-    rank: int = Field(default=0, ge=0, le=MAX_NUMBER)
-    command: CommandBody | None = None
-    attach: AttachBody | None = None
-    port: int | None = Field(default=None, ge=1, le=65535)
+    rank: Rank = 0
+    command: OpenCommand | None = None
+    attach: OpenAttach | None = None
+    port: Annotated[int, Meta(ge=1, le=65535)] | None = None
 
     @property
     def what(self) -> str:
@@ -133,19 +135,18 @@ class OpenBody(Body):
         if self.attach is not None:
             return AttachRequest(terminal=_terminal(self.attach.terminal), secrets=secrets)
         assert self.command is not None
-        argv, terminal = tuple(self.command.argv), _terminal(self.command.terminal)
-        return CommandRequest(argv=argv, terminal=terminal, secrets=secrets)
+        return CommandRequest(argv=self.command.argv, terminal=_terminal(self.command.terminal), secrets=secrets)
 
 
-def _terminal(body: TerminalBody | None) -> Terminal | None:
-    return None if body is None else Terminal(**body.model_dump())
+def _terminal(asked: TerminalRequest | None) -> Terminal | None:
+    return None if asked is None else Terminal(**asdict(asked))
 
 
-class ControlBody(Body):
+class ControlRequest(Record):
     """A message about an open session; one of the three."""
 
-    resize: Annotated[list[Side], Field(min_length=2, max_length=2)] | None = None
-    signal: int | None = Field(default=None, ge=0, le=MAX_NUMBER)
+    resize: tuple[Side, Side] | None = None
+    signal: Rank | None = None
     end_input: bool = False
 
 
@@ -182,7 +183,7 @@ def _checked(ref: str) -> str:
 async def _opened(socket: WebSocket, ref: str, service: JobService, caller: Caller) -> SessionChannel:
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            body = _parsed(OpenBody, await socket.receive_text())
+            body = _parsed(OpenRequest, await socket.receive_text())
     except TimeoutError as error:
         raise DeadlineError("the client did not send its request in time", hint="send it again") from error
     except KeyError as error:
@@ -251,9 +252,9 @@ class _Session:
             if data:
                 await self._channel.send(Input(data=data))
             elif text is not None:
-                await self._control(_parsed(ControlBody, text))
+                await self._control(_parsed(ControlRequest, text))
 
-    async def _control(self, body: ControlBody) -> None:
+    async def _control(self, body: ControlRequest) -> None:
         if body.resize is not None:
             rows, columns = body.resize
             await self._channel.send(Size(rows=rows, columns=columns))
@@ -265,11 +266,11 @@ class _Session:
             await self._channel.send(EndOfInput())
 
 
-def _parsed(kind: type[B], text: str) -> B:
+def _parsed(kind: type[R], text: str) -> R:
     try:
-        return kind.model_validate_json(text)
-    except ValidationError as error:
-        raise bad_request(list(error.errors())) from None  # type: ignore[arg-type]  # dictionaries
+        return request_of(kind, json.loads(text))
+    except (json.JSONDecodeError, RecursionError):
+        raise refused("it is not JSON") from None
 
 
 async def _send(socket: WebSocket, value: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ from orchestrator.api.errors import (
 )
 from orchestrator.api.page_links import PageLinkView
 from orchestrator.api.protocol import BODY_SECONDS, MAX_BODY_BYTES, PAGE, PROTOCOL_VERSION
-from orchestrator.api.queue_views import OutlookView, QueueChange, QueueShares, QueueView, UserShareView
+from orchestrator.api.queue_views import OutlookView, QueueShares, QueueView, UserShareView
 from orchestrator.api.server.app import control_routes
 from orchestrator.api.server.control_socket import bind_control_socket
 from orchestrator.api.server.gate import Gate, GatePolicy
@@ -84,19 +84,9 @@ if TYPE_CHECKING:
 
     from orchestrator.api.files import FileReader
     from orchestrator.api.matrix_views import MatrixView
-    from orchestrator.api.queue_views import NodeChange
+    from orchestrator.api.requests import ActionRequest, NodeChange, ProfileRequest, QueueChange, SubmitRequest
     from orchestrator.api.server.control_socket import ControlSocket
-    from orchestrator.api.service import (
-        ActionRequest,
-        Caller,
-        JobFilter,
-        LogQuery,
-        NodeVerb,
-        ProfileRequest,
-        SessionChannel,
-        SubmitRequest,
-        UsageQuery,
-    )
+    from orchestrator.api.service import Caller, JobFilter, LogQuery, NodeVerb, SessionChannel, UsageQuery
     from orchestrator.api.usage_views import UsageReport
 
 FIRST_TIME = 1_790_000_000.0

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError
-from orchestrator.api.queue_views import ReservationRequest
 from orchestrator.cli.commands.shared import Json
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.table import Cell, Column, render_table
@@ -142,6 +141,8 @@ def reserve(
     json: Json = False,
 ) -> int:
     """Reserve a node for its maintenance: no job is placed there that would still be running then, and jobs that are running then save and move. Only for the daemon's owner."""
+    from orchestrator.api.requests import ReservationRequest
+
     now = time.time()
     begins = now if start == "now" else datetime.fromisoformat(parse_start(start, "--from", now)).timestamp()
     asked = ReservationRequest(

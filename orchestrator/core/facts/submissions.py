@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
+
+from msgspec import Meta
 
 from orchestrator.core.codec import Integer, Number, Record, Text
 from orchestrator.core.ids import JobId
@@ -12,8 +15,8 @@ from orchestrator.core.states import EndCondition
 class GitState(Record):
     """Git state of a directory; ``commit`` is empty before the first. ``dirty``: files differ from the commit."""
 
-    commit: Text
-    branch: Text = ""
+    commit: Annotated[str, Meta(pattern=r"\A(?:[0-9a-f]{40}|[0-9a-f]{64})?\Z")]
+    branch: Annotated[str, Meta(max_length=250, pattern=r"\A[^\x00-\x1f\x7f]*\Z")] = ""
     dirty: bool = False
 
 

@@ -22,7 +22,7 @@ from orchestrator.units import plural
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-    from orchestrator.api.queue_views import NodeChange, ReservationRequest
+    from orchestrator.api.requests import NodeChange, ReservationRequest
     from orchestrator.api.service import Caller
     from orchestrator.core.cluster import Node
     from orchestrator.core.events import Event

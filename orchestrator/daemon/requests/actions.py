@@ -19,7 +19,8 @@ from orchestrator.daemon.submitting.submission import prepare_rerun, spec_of_rer
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from orchestrator.api.service import ActionRequest, Caller
+    from orchestrator.api.requests import ActionRequest
+    from orchestrator.api.service import Caller
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.loop import Loop

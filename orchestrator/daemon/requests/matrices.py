@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from orchestrator.api.service import ActionRequest, Caller
+    from orchestrator.api.requests import ActionRequest
+    from orchestrator.api.service import Caller
     from orchestrator.api.views import JobView
     from orchestrator.core import events as ev
     from orchestrator.core.job.record import Job

@@ -21,7 +21,7 @@ from orchestrator.store.port import StoredQueueChange
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from orchestrator.api.queue_views import QueueChange
+    from orchestrator.api.requests import QueueChange
     from orchestrator.api.service import Caller
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
-    from orchestrator.api.service import Caller, ProfileRequest, SessionChannel
+    from orchestrator.api.requests import ProfileRequest
+    from orchestrator.api.service import Caller, SessionChannel
     from orchestrator.core.diagnosis.health import RankLook
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job

@@ -8,9 +8,12 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from msgspec import structs
+
 from orchestrator.api import views as v
 from orchestrator.api.errors import DiskFailedError, DiskFullError, OrchError, RefusedError
 from orchestrator.api.matrix_views import CombinationView
+from orchestrator.api.requests import RemoteSubmitRequest
 from orchestrator.core.scheduler.conditions import check, hindrance
 from orchestrator.core.scheduler.outlook import outlook_of
 from orchestrator.core.scheduler.placement import capacity, place
@@ -36,7 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
     from pathlib import Path
 
-    from orchestrator.api.service import Caller, SubmitRequest
+    from orchestrator.api.requests import SubmitRequest
+    from orchestrator.api.service import Caller
     from orchestrator.core import events as ev
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.loop import Loop
@@ -164,13 +168,14 @@ class Submissions:
     async def _with_files(self, request: SubmitRequest, caller: Caller) -> AsyncGenerator[SubmitRequest, None]:
         """Yield the request to check: with an upload, its directory is the uploaded one, which is then removed."""
         if caller.is_elsewhere or request.upload:
-            request = replace(request, remote=True, path=os.environ.get("PATH", os.defpath))
+            path = os.environ.get("PATH", os.defpath)
+            request = RemoteSubmitRequest(**structs.asdict(request) | {"path": path})
         if not request.upload:
             yield request
             return
         directory = await self.pool.run(self._uploads.lay_out, caller.uid, request.upload)
         try:
-            yield replace(request, cwd=str(directory))
+            yield structs.replace(request, cwd=str(directory))
         finally:
             await self.pool.run(self._uploads.remove, directory)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from orchestrator.api.service import SubmitRequest
+    from orchestrator.api.requests import SubmitRequest
     from orchestrator.daemon.submitting.checking import Checked
 
 

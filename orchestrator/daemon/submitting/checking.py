@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from orchestrator.analysis.trackers.names import TrackerPackage
-    from orchestrator.api.service import SubmitRequest
+    from orchestrator.api.requests import SubmitRequest
     from orchestrator.spec.entrypoint import Entrypoint
     from orchestrator.spec.job import JobFile
     from orchestrator.spec.model import JobSpec, MatrixSpec

@@ -34,7 +34,8 @@ from orchestrator.units import plural
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from orchestrator.api.service import Caller, SubmitRequest
+    from orchestrator.api.requests import SubmitRequest
+    from orchestrator.api.service import Caller
     from orchestrator.core.cluster import Node
     from orchestrator.core.events import GitState, LeftOut, MatrixCell, Prerequisite
     from orchestrator.core.job.record import Job

@@ -132,11 +132,11 @@ def test_actions(served: ServedFake, client: Client) -> None:
     ("verb", "body", "message"),
     [
         ("update", {}, "update needs priority"),
-        ("update", {"priority": 101}, "less than or equal to 100"),
-        ("update", {"priority": "high"}, "valid integer"),
+        ("update", {"priority": 101}, "body.priority: Expected `int` <= 100"),
+        ("update", {"priority": "high"}, "body.priority: Expected `int | null`, got `str`"),
         ("cancel", {"priority": 3}, "cancel takes no priority"),
         ("pause", {"from_checkpoint": True}, "pause takes no from_checkpoint"),
-        ("cancel", {"violent": True}, "Extra inputs"),
+        ("cancel", {"violent": True}, "unknown field `violent`"),
         ("explode", {}, "verb"),
     ],
 )

@@ -9,7 +9,8 @@ import pytest
 
 from orchestrator.api.client import Client
 from orchestrator.api.errors import BadRequestError, NotFoundError, NotPermittedError
-from orchestrator.api.queue_views import HolderView, OutlookView, QueueChange, ReservationRequest, ReservationView
+from orchestrator.api.queue_views import HolderView, OutlookView, ReservationView
+from orchestrator.api.requests import QueueChange, ReservationRequest
 from orchestrator.api.server.testing import serve_fake
 
 if TYPE_CHECKING:

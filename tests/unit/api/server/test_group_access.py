@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.api.errors import BadRequestError, InvalidSpecError, RefusedError
+from orchestrator.api.requests import SubmitRequest
 from orchestrator.api.server.group_access import open_way
-from orchestrator.api.service import SubmitRequest
 from orchestrator.daemon.submitting.checking import check
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to use a group of others")

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from orchestrator.api.requests import SubmitRequest
     from orchestrator.api.server.testing import ServedFake
-    from orchestrator.api.service import SubmitRequest
     from tests.unit.cli.conftest import Outcome
 
     Orch = Callable[..., Outcome]

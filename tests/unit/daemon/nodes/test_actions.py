@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.api.errors import BadRequestError, DiskFullError, NoSuchNodeError
-from orchestrator.api.queue_views import NodeChange, ReservationRequest
+from orchestrator.api.requests import NodeChange, ReservationRequest
 from orchestrator.api.service import NodeVerb
 from orchestrator.core.facts.requesters import ByNodeDrain
 from orchestrator.core.scheduler.live_jobs import LiveJobs

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.api.errors import BadRequestError, DiskFullError
-from orchestrator.api.queue_views import QueueChange
+from orchestrator.api.requests import QueueChange
 from orchestrator.core.scheduler.live_jobs import LiveJobs
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.daemon.loop import Published

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from orchestrator.api.service import SubmitRequest
+    from orchestrator.api.requests import SubmitRequest
 
 HELD = YAML.replace("working_dir: null", "working_dir: .") + "hold: true\n"
 

@@ -22,7 +22,8 @@ from orchestrator.api.errors import (
     RefusedError,
     WorkdirNeededError,
 )
-from orchestrator.api.service import ActionRequest, Caller, JobFilter, ProfileRequest, SubmitRequest, Verb
+from orchestrator.api.requests import ActionRequest, ProfileRequest, SubmitRequest
+from orchestrator.api.service import Caller, JobFilter, Verb
 from orchestrator.core.events import GitState, JobFinished, JobSubmitted
 from orchestrator.core.facts.reasons import PlacingGang
 from orchestrator.core.ids import JobId

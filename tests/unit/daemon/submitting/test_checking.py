@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.analysis.trackers.names import TRACKERS, TrackerPackage, settings_of
 from orchestrator.api.errors import InvalidSpecError
-from orchestrator.api.service import SubmitRequest
+from orchestrator.api.requests import SubmitRequest
 from orchestrator.daemon.submitting.checking import MOST_KNOWN_CHARACTERS, check, check_trackers
 from orchestrator.spec.job import parse_job
 from orchestrator.spec.model import JobSpec
