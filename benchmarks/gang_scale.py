@@ -30,7 +30,7 @@ from orchestrator.core.events import JobSubmitted
 from orchestrator.core.ids import JobId
 from orchestrator.core.states import JobState
 from orchestrator.daemon.loop import Loop
-from orchestrator.runtime.gangs.launch_spec import Places, rank_plans
+from orchestrator.runtime.gangs.launching import Places, rank_plans
 from orchestrator.runtime.memory.cluster import MemoryCluster
 from orchestrator.runtime.memory.gangs import MemoryGangs
 from orchestrator.runtime.memory.ranks import Script

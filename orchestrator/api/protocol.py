@@ -1,6 +1,8 @@
-"""The agreement of client and daemon: version, paths, limits. Imports nothing."""
+"""The agreement of client and daemon: version, paths, limits, commands. Every command imports it: it imports nothing but ``enum``."""
 
 from __future__ import annotations
+
+from enum import StrEnum
 
 PROTOCOL_VERSION = 1
 """Raised when an older client or daemon could misread the other; only equal versions may communicate."""
@@ -51,3 +53,15 @@ BODY_SECONDS = 30.0
 
 SESSION_READ_SECONDS = 5.0
 """A session beside a rank sends data at least this often, so that a client detects a dead daemon."""
+
+
+class Verb(StrEnum):
+    """A command on a job."""
+
+    CANCEL = "cancel"
+    PAUSE = "pause"
+    RESUME = "resume"
+    RERUN = "rerun"
+    UPDATE = "update"
+    HOLD = "hold"
+    RELEASE = "release"

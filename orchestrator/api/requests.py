@@ -21,9 +21,9 @@ from orchestrator.api.protocol import (
     MAX_PIECE_BYTES,
     MAX_TOGETHER,
     MAX_YAML_BYTES,
+    Verb,
 )
 from orchestrator.api.queue_views import MOST_LABELS
-from orchestrator.api.service import Verb
 from orchestrator.core.codec import Record
 from orchestrator.core.facts.submissions import GitState
 from orchestrator.spec.fields.rules import LABEL_PATTERN

@@ -112,18 +112,6 @@ class LogQuery:
             raise BadRequestError(f"{job_id} has no attempt {self.attempt}", hint=hint)
 
 
-class Verb(StrEnum):
-    """A command on a job."""
-
-    CANCEL = "cancel"
-    PAUSE = "pause"
-    RESUME = "resume"
-    RERUN = "rerun"
-    UPDATE = "update"
-    HOLD = "hold"
-    RELEASE = "release"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageQuery:
     """Grouping, wall times (None: from the first job, until now) and price of a GPU hour (None: the settings')."""

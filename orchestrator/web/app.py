@@ -28,13 +28,13 @@ from orchestrator.api.errors import (
     TooManyTriesError,
     UnauthenticatedError,
 )
-from orchestrator.api.protocol import MAX_NUMBER
+from orchestrator.api.protocol import MAX_NUMBER, Verb
 from orchestrator.api.requests import ActionRequest
 from orchestrator.api.server.app import own_job
 from orchestrator.api.server.audit import audited
 from orchestrator.api.server.gate import FAILED, STOPPING
 from orchestrator.api.server.ownership import from_path, own_job_view
-from orchestrator.api.service import JobFilter, Verb
+from orchestrator.api.service import JobFilter
 from orchestrator.core.states import JobState
 from orchestrator.spec.plain_files import read_plain
 from orchestrator.store.errors import StoreClosedError

@@ -11,8 +11,9 @@ from markupsafe import Markup
 
 from orchestrator import units
 from orchestrator.api.errors import OrchError
+from orchestrator.api.protocol import Verb
 from orchestrator.api.queue_views import OutlookView
-from orchestrator.api.service import JobFilter, LogQuery, Verb
+from orchestrator.api.service import JobFilter, LogQuery
 from orchestrator.core.ids import JobId
 from orchestrator.web.charts import timeline
 from orchestrator.web.rendering import clean, render_parts

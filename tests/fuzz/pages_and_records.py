@@ -20,8 +20,8 @@ from orchestrator.core.facts.gangs import ActorLost
 from orchestrator.runtime.forkserver import wire
 from orchestrator.runtime.forkserver.reports import Reports
 from orchestrator.runtime.gangs.errors import GangLostError
-from orchestrator.runtime.gangs.event_mapping import recorded_exits
 from orchestrator.runtime.gangs.job_files import LogMirror
+from orchestrator.runtime.gangs.relay import recorded_exits
 from orchestrator.runtime.nodes.files import LogLocation, LogPart
 from orchestrator.runtime.ranks.logs import LogLimits, LogReader, LogWriter, log_path
 from orchestrator.runtime.spawn.lifeline import Event, Gone, KeeperLost, Lifeline

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator.api.service import Verb
+from orchestrator.api.protocol import Verb
 from orchestrator.runtime.memory import faults as f
 from tests.simulation import failures, progress, users
 

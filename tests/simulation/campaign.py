@@ -12,7 +12,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.api.service import Verb
+from orchestrator.api.protocol import Verb
 from orchestrator.core.states import JobState
 from orchestrator.runtime.memory import faults as f
 from tests.simulation import invariants

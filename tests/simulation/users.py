@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.api.errors import DiskFullError, OrchError, RefusedError
-from orchestrator.api.service import Verb
+from orchestrator.api.protocol import Verb
 from orchestrator.core.facts.requesters import ByShutdown
 from orchestrator.core.lifecycle.advance import FORCE_SECONDS, request_stop
 from orchestrator.core.states import JobState, StopPurpose

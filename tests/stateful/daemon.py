@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from orchestrator.api.protocol import Verb
 from orchestrator.api.requests import ActionRequest, SubmitRequest
-from orchestrator.api.service import Caller, Verb
+from orchestrator.api.service import Caller
 from orchestrator.daemon.loop import Loop
 from orchestrator.daemon.requests.actions import JobActions
 from orchestrator.daemon.requests.reader import JobReader, LiveFacts

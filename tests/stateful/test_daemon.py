@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from orchestrator.api.errors import DiskFullError, RefusedError
-from orchestrator.api.service import Verb
+from orchestrator.api.protocol import Verb
 from orchestrator.core import events as ev
 from orchestrator.core.lifecycle.failure import SETTLE_SECONDS
 from orchestrator.core.lifecycle.fold import fold

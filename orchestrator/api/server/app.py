@@ -47,6 +47,7 @@ from orchestrator.api.protocol import (
     MAX_WAIT_SECONDS,
     PAGE,
     STREAM_HEARTBEAT_SECONDS,
+    Verb,
 )
 from orchestrator.api.queue_views import OutlookView, QueueShares, QueueView
 from orchestrator.api.requests import (
@@ -68,15 +69,7 @@ from orchestrator.api.server.audit import audited
 from orchestrator.api.server.gate import FAILED, STOPPING, Gate, GatePolicy
 from orchestrator.api.server.ownership import ID_PATTERN, Ref, caller_of, check_own, own_job_view
 from orchestrator.api.server.session_routes import add_session_routes
-from orchestrator.api.service import (
-    Caller,
-    JobFilter,
-    JobService,
-    LogQuery,
-    NodeVerb,
-    UsageQuery,
-    Verb,
-)
+from orchestrator.api.service import Caller, JobFilter, JobService, LogQuery, NodeVerb, UsageQuery
 from orchestrator.api.spec_views import SpecDiff, SpecView
 from orchestrator.api.usage_views import EstimateQualityView, UsageReport
 from orchestrator.api.views import (
@@ -572,7 +565,7 @@ def _document_bodies(app: FastAPI, paths: dict[str, Any], schemas: dict[str, Any
                 del found[cls.__name__]["properties"][in_path]
                 found[cls.__name__]["required"].remove(in_path)
             schemas.update(found)
-            for method in route.methods:
+            for method in route.methods or ():
                 paths[route.path_format][method.lower()]["requestBody"] = {
                     "required": True,
                     "content": {"application/json": {"schema": reference}},

@@ -29,14 +29,13 @@ from orchestrator.api.errors import (
     WorkdirNeededError,
 )
 from orchestrator.api.page_links import PageLinkView
-from orchestrator.api.protocol import BODY_SECONDS, MAX_BODY_BYTES, PAGE, PROTOCOL_VERSION
+from orchestrator.api.protocol import BODY_SECONDS, MAX_BODY_BYTES, PAGE, PROTOCOL_VERSION, Verb
 from orchestrator.api.queue_views import OutlookView, QueueShares, QueueView, UserShareView
 from orchestrator.api.server.app import control_routes
 from orchestrator.api.server.control_socket import bind_control_socket
 from orchestrator.api.server.gate import Gate, GatePolicy
 from orchestrator.api.server.listeners import ApiServer, Deadlines, address_of, bind_tcp, host_names
 from orchestrator.api.server.read_app import MetricsPage, create_read_app, read_policy
-from orchestrator.api.service import Verb
 from orchestrator.api.spec_views import SpecDiff, SpecView, ValueChange
 from orchestrator.api.transport.endpoint import Endpoint
 from orchestrator.api.usage_views import EstimateQualityView

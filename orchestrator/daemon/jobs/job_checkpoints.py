@@ -10,7 +10,7 @@ from orchestrator.checkpoint.external.external_checkpoints import ExternalCheckp
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
 from orchestrator.checkpoint.storage.info import CheckpointStatus, Retention, best_by_score
 from orchestrator.daemon.jobs.tidying import read_secrets
-from orchestrator.runtime.gangs.launch_spec import checkpoint_dir, store_environ, watch_settings
+from orchestrator.runtime.gangs.launching import checkpoint_dir, store_environ, watch_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

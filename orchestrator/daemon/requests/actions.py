@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.api import views as v
 from orchestrator.api.errors import BadRequestError, RefusedError
-from orchestrator.api.service import Verb
+from orchestrator.api.protocol import Verb
 from orchestrator.core import events as ev
 from orchestrator.core.facts.requesters import ByHold, ByUser
 from orchestrator.core.lifecycle.advance import FORCE_SECONDS, request_force, request_resume, request_stop

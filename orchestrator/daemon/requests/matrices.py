@@ -12,7 +12,7 @@ from orchestrator.abandoned import stop_if_abandoned
 from orchestrator.analysis.trials import best_trials, time_left
 from orchestrator.api.errors import AmbiguousReferenceError, NotFoundError, Problem, RefusedError
 from orchestrator.api.matrix_views import MatrixJobView, MatrixView
-from orchestrator.api.service import Verb
+from orchestrator.api.protocol import Verb
 from orchestrator.api.views import ActionReply
 from orchestrator.core.facts.reasons import Cancelled, is_pruned
 from orchestrator.core.facts.requesters import ByMatrix

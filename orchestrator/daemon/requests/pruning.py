@@ -11,7 +11,7 @@ from orchestrator.api import views as v
 from orchestrator.core.ids import JobId
 from orchestrator.daemon.start_reserve import keep_start_reserve
 from orchestrator.daemon.submitting.under_way import REMOVED, remove_unaccepted
-from orchestrator.runtime.gangs.launch_spec import checkpoint_dir
+from orchestrator.runtime.gangs.launching import checkpoint_dir
 from orchestrator.store.errors import UnreadableRecordError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from orchestrator.checkpoint.errors import CheckpointError
 from orchestrator.daemon.jobs import job_checkpoints as saved
 from orchestrator.daemon.jobs.log_stream import LogStream
 from orchestrator.daemon.jobs.views import event_view, job_view
-from orchestrator.runtime.gangs.launch_spec import checkpoint_dir
+from orchestrator.runtime.gangs.launching import checkpoint_dir
 from orchestrator.store import errors as store_errors
 from orchestrator.store.port import JobFilter as StoreFilter
 

@@ -11,8 +11,8 @@ from orchestrator.core import events as ev
 from orchestrator.core.facts.notes import OutputsIncomplete
 from orchestrator.runtime.deadline import OvertakenError, unless, within
 from orchestrator.runtime.gangs.errors import GangLostError
-from orchestrator.runtime.gangs.event_mapping import saved
 from orchestrator.runtime.gangs.rank_rpc import RPC_SECONDS
+from orchestrator.runtime.gangs.relay import saved
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -19,14 +19,12 @@ from orchestrator.core import events as ev
 from orchestrator.core.facts.gangs import HeadLost
 from orchestrator.core.facts.notes import NodeUnreachable, Reachable
 from orchestrator.core.lifecycle.effects import CollectFiles, Effect, Ensure, KillRanks, ReleaseGang, StopRanks
-from orchestrator.runtime.gangs.actors import RayRankActors
 from orchestrator.runtime.gangs.ending import Ender
 from orchestrator.runtime.gangs.errors import GangLostError, is_away
-from orchestrator.runtime.gangs.event_mapping import gang_lost, noted, recorded_exits
 from orchestrator.runtime.gangs.launching import Launcher
-from orchestrator.runtime.gangs.rank_rpc import RPC_SECONDS, GangCalls
-from orchestrator.runtime.gangs.relay import EventRelay
-from orchestrator.runtime.gangs.table import GangTable
+from orchestrator.runtime.gangs.rank_rpc import RPC_SECONDS, GangCalls, noted
+from orchestrator.runtime.gangs.relay import EventRelay, gang_lost, recorded_exits
+from orchestrator.runtime.gangs.table import GangTable, RayRankActors
 from orchestrator.runtime.names import gang_name
 
 if TYPE_CHECKING:

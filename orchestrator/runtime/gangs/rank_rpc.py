@@ -7,11 +7,12 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from orchestrator import clock
+from orchestrator.core import events as ev
 from orchestrator.core.facts.gangs import StoppedUnplaced
 from orchestrator.core.facts.notes import ActorEnded
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.gangs.errors import GangLostError, as_lost
-from orchestrator.runtime.gangs.event_mapping import noted
 from orchestrator.runtime.nodes.control_plane import end_worker
 from orchestrator.runtime.ranks.session_messages import Input, Leave, SessionRefusedError
 from orchestrator.train.script.profiling import TraceRefusedError
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
     from orchestrator.core.diagnosis.health import RankLook
     from orchestrator.core.diagnosis.observation import ProcessSeen, StorageSeen, TerminalSeen
-    from orchestrator.core.events import Event
+    from orchestrator.core.facts.fact import Fact
+    from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.cluster.connection import RayConnection
     from orchestrator.runtime.cluster.nodes import NodeRegistry
@@ -53,6 +55,11 @@ class Timeouts:
     retry_seconds: float = 0.5
 
 
+def noted(job_id: JobId, note: Fact, *, degraded: bool | None = None) -> ev.JobNoted:
+    """Create a note about a gang for the user; ``degraded``: one of its ranks is out of reach."""
+    return ev.JobNoted(job_id=job_id, at=clock.now(), note=note, degraded=degraded)
+
+
 async def ask(calls: Sequence[Any], seconds: float = RPC_SECONDS) -> list[Any]:
     """Return the answers of all ranks. Raises GangLostError when an actor is dead."""
     async with asyncio.timeout(seconds):
@@ -75,7 +82,7 @@ class GangCalls:
         nodes: NodeRegistry,
         table: GangTable,
         *,
-        post: Callable[[Sequence[Event]], None],
+        post: Callable[[Sequence[ev.Event]], None],
         log: FilteringBoundLogger,
         timeouts: Timeouts | None = None,
     ) -> None:

@@ -1,33 +1,31 @@
-"""Follows the ranks of gangs until they end, and reports their events for the record. Decides nothing."""
+"""Follows the ranks of gangs until they end, and makes events of the record of what their actors and keepers report. Decides nothing."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
 
 from orchestrator import clock
-from orchestrator.checkpoint.errors import NOT_FAILING
+from orchestrator.checkpoint.errors import NOT_FAILING, failure_cause
+from orchestrator.checkpoint.format import layout
 from orchestrator.core import events as ev
+from orchestrator.core.diagnosis.signatures import missing_file
+from orchestrator.core.facts import notes
+from orchestrator.core.facts.gangs import RecordRestored
 from orchestrator.core.facts.notes import RankUnreachable, Reachable, ReportLeftOut, StartedCold
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.gangs.errors import as_lost
-from orchestrator.runtime.gangs.event_mapping import (
-    exited,
-    gang_lost,
-    in_memory,
-    noted,
-    recorded_exits,
-    saved,
-    saves_fail_of,
-    seats_of,
-)
-from orchestrator.runtime.gangs.rank_rpc import Timeouts
+from orchestrator.runtime.gangs.rank_rpc import Timeouts, noted
 from orchestrator.runtime.node_clock import moved
-from orchestrator.runtime.ranks.rank_events import AS_ASKED, PollCursor
+from orchestrator.runtime.nodes.workdir_walk import left_out_by
+from orchestrator.runtime.ranks.exit_evidence import memory_use, order_of, stop_facts, was_killed
+from orchestrator.runtime.ranks.rank_events import AS_ASKED, FENCE_SECONDS, PollCursor
+from orchestrator.runtime.spawn.lifeline import ForkServerError, read_exit_record
 from orchestrator.spec.entrypoint import cold_start_variables
 
 if TYPE_CHECKING:
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
+    from orchestrator.checkpoint.repository.status import PersisterStatus
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
@@ -43,10 +42,10 @@ if TYPE_CHECKING:
     from orchestrator.runtime.gangs.rank_rpc import GangCalls
     from orchestrator.runtime.gangs.table import Gang
     from orchestrator.runtime.nodes.agent import NodeReport
-    from orchestrator.runtime.ranks.rank_events import PollReply, RankEvent
+    from orchestrator.runtime.ranks.rank_events import PollReply, RankEvent, RankGreeting
+    from orchestrator.runtime.spawn.lifeline import ExitRecord
     from orchestrator.spec.paths import Paths
     from orchestrator.train.script.progress_reading import ProgressSnapshot
-
 
 MAX_LEFT_OUT: Final = 100
 """The most notes about a gang's reports: a rank actor chooses their texts."""
@@ -256,3 +255,148 @@ def _cold(job: Job, event: RankEvent) -> str:
         return event.cold or ""
     names = cold_start_variables(job.spec.env)
     return f"environment variable {', '.join(names)}" if names else ""
+
+
+MESSAGE_CHARACTERS: Final = 1000  # of a message from outside
+
+
+def seats_of(greetings: Sequence[RankGreeting], reports: Mapping[str, NodeReport]) -> tuple[ev.Seat, ...]:
+    """Return the seat of each rank, from its actor's and its node agent's reports."""
+    seats = []
+    for rank, greeting in enumerate(greetings):
+        report = reports.get(greeting.node_id)
+        uuids = {str(g.index): g.uuid for g in report.gpus} if report else {}
+        seats.append(
+            ev.Seat(
+                rank=rank,
+                node_id=greeting.node_id,
+                node_name=report.hostname if report else greeting.address,
+                gpu_ids=greeting.gpu_ids,
+                gpu_uuids=tuple(uuids.get(i, i) for i in greeting.gpu_ids),
+                actor_pid=greeting.pid,
+            )
+        )
+    return tuple(seats)
+
+
+def exited(job_id: JobId, attempt: int, rank: int, event: RankEvent, work_dir: str = "", *, at: float) -> ev.RankExited:
+    """Map the end of a rank's process, as its actor reports it at ``at``. ``work_dir`` is the job's working copy."""
+    end = event.exit or ev.Exit(rank=rank, at=event.at, exit_code=None, signal=None)
+    missing = end.missing_file or missing_file(end)
+    left_out = _left_out_by(work_dir, missing)
+    end = structs.replace(end, rank=rank, missing_file=missing, left_out_by=left_out)
+    return ev.RankExited(job_id=job_id, at=at, attempt=attempt, exit=end)
+
+
+def gang_lost(job_id: JobId, gang: int, error: GangLostError) -> ev.GangLost:
+    """Create the event of a lost gang. A node that is out of reach may still run its ranks until their lease ends."""
+    now = clock.now()
+    not_before = now + FENCE_SECONDS if error.node_lost else 0.0
+    return ev.GangLost(
+        job_id=job_id, at=now, gang=gang, rank=error.cause.rank, reason=error.cause, not_before=not_before
+    )
+
+
+def _left_out_by(work_dir: str, missing: str) -> str:
+    if not (work_dir and missing):
+        return ""
+    try:
+        return left_out_by(Path(work_dir), missing)
+    except (OSError, ValueError):
+        return ""  # the copy is out of reach, or the name is invalid: the exception is enough
+
+
+def recorded_exits(paths: Paths, job_id: JobId, attempt: int, ranks: int, lost: GangLostError) -> list[ev.Event]:
+    """Return the exits, from keepers' records, of ranks that had ended by themselves when their actor died.
+
+    A rank that was killed with its actor while its node was shutting down counts as having been told to stop. An attempt
+    that others have followed ended in an earlier life of the store: that end is no news.
+    """
+    if isinstance(lost.cause, RecordRestored):
+        return []
+    exits: list[ev.Event] = []
+    for rank in range(ranks):
+        try:
+            record = read_exit_record(paths.exit_record(job_id, attempt, rank))
+        except ForkServerError as error:
+            exits.append(noted(job_id, notes.UnusableRecord(rank=rank, said=str(error))))
+            continue
+        if record is None:
+            continue
+        shut_down = record.cause == "lifeline" and record.ending.keeper_terminated_at is not None
+        if record.cause is None or shut_down:
+            exits.append(_recorded_exit(job_id, attempt, rank, record))
+    return exits
+
+
+def saved(
+    job_id: JobId, status: PersisterStatus | None, *, failing: tuple[str, str] = NOT_FAILING, behind: float = 0.0
+) -> list[ev.Event]:
+    """Return the event of a snapshot that became a checkpoint on storage, or failed to.
+
+    ``failing`` is the previous failure of saves: a failure is reported when it begins, not with each save. The node's clock is
+    ``behind`` seconds behind.
+    """
+    if status is None:
+        return []
+    facts: list[ev.Event] = []
+    # The rank that stored its part last names the checkpoint; the others still report the one before.
+    if status.step is not None and status.attempt is not None and (status.watched or _is_of(status.path, status.step)):
+        at = moved(status, behind).at or clock.now()
+        facts.append(
+            ev.CheckpointSaved(
+                job_id=job_id,
+                at=at,
+                attempt=status.attempt,
+                step=status.step,
+                path=status.path,
+                digest=status.digest,
+            )
+        )
+    if status.failure and failure_cause(status.failure, status.failure_kind) != failing:
+        facts.append(noted(job_id, notes.SaveFailed(said=status.failure[:MESSAGE_CHARACTERS])))
+    return facts
+
+
+def saves_fail_of(status: PersisterStatus | None, before: tuple[str, str]) -> tuple[str, str]:
+    """Return the present failure of saves; ``before`` without a report."""
+    if status is None:
+        return before
+    return failure_cause(status.failure, status.failure_kind)
+
+
+def in_memory(job_id: JobId, attempt: int, newest: ProgressSnapshot | None) -> list[ev.Event]:
+    """Return the snapshot that the dead ranks leave in shared memory, from which the next attempt resumes. Its path is empty.
+
+    ``newest`` is rank 0's last report.
+    """
+    if newest is None or newest.snapshot_step is None:
+        return []
+    at = newest.snapshot_at or clock.now()
+    return [ev.CheckpointSaved(job_id=job_id, at=at, attempt=attempt, step=newest.snapshot_step, path="")]
+
+
+def _is_of(path: str, step: int) -> bool:
+    found = layout.parse_name(path.rpartition("/")[2])
+    return found is not None and found.step == step
+
+
+def _recorded_exit(job_id: JobId, attempt: int, rank: int, record: ExitRecord) -> ev.RankExited:
+    error = record.error
+    stop = stop_facts(record.ending, ended_at=record.ended_at, killed=was_killed(record))
+    end = ev.Exit(
+        rank=rank,
+        at=record.ended_at,
+        exit_code=record.exit_code,
+        signal=record.signal,
+        error_type=error.type if error else "",
+        error_message=error.message if error else "",
+        error_at=error.at if error else None,
+        stop_seen_at=stop.stop_seen_at,
+        stop_scope=stop.stop_scope,
+        last_step=stop.last_step,
+        total_steps=stop.total_steps,
+        memory=memory_use(record.memory, machine=False),
+        ordered=order_of(record.cause),
+    )
+    return ev.RankExited(job_id=job_id, at=clock.now(), attempt=attempt, exit=end)

@@ -15,7 +15,7 @@ from orchestrator.core.facts.gangs import ActorLost, HeadLost, RecordRestored
 from orchestrator.core.facts.notes import CheckpointQuarantined, NodeUnreachable, Reachable
 from orchestrator.core.lifecycle.effects import CollectFiles, Ensure, KillRanks, ReleaseGang, StopRanks
 from orchestrator.runtime.gangs.errors import GangLostError
-from orchestrator.runtime.gangs.event_mapping import exited
+from orchestrator.runtime.gangs.relay import exited
 from orchestrator.runtime.memory.network import NoAnswerError
 from orchestrator.runtime.memory.nodes import Saved
 from orchestrator.runtime.ranks.rank_events import FENCE_SECONDS, StaleAttemptError

@@ -10,8 +10,8 @@ import pytest
 from orchestrator.api.client import Client
 from orchestrator.api.errors import BadRequestError, NotFoundError, NotPermittedError
 from orchestrator.api.matrix_views import MatrixJobView, MatrixView
+from orchestrator.api.protocol import Verb
 from orchestrator.api.server.testing import FakeService, serve_fake
-from orchestrator.api.service import Verb
 
 if TYPE_CHECKING:
     from pathlib import Path

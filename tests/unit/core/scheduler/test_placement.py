@@ -21,7 +21,7 @@ from orchestrator.core.scheduler.placement import (
 )
 from orchestrator.core.scheduler.resources import LEAST_CPUS, free_on, give_back, take
 from orchestrator.core.scheduler.scheduler import State, decide
-from orchestrator.runtime.gangs.actors import _bundle
+from orchestrator.runtime.gangs.table import _bundle
 from orchestrator.spec.model import CheckpointSpec
 from tests.support.records import replace
 from tests.unit.core.builders import (

@@ -14,7 +14,7 @@ from orchestrator.core.states import FailureClass
 from orchestrator.core.stored import event_body, event_from
 from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.daemon.jobs.views import left_out_notes, left_out_view
-from orchestrator.runtime.gangs.event_mapping import exited
+from orchestrator.runtime.gangs.relay import exited
 from orchestrator.runtime.nodes.workdir_walk import left_out_by
 from orchestrator.runtime.ranks.rank_events import RankEvent
 from tests.support.deep_trees import MakeDeep

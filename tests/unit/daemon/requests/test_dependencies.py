@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.api.errors import InvalidSpecError
-from orchestrator.api.service import Verb
+from orchestrator.api.protocol import Verb
 from orchestrator.core.events import JobResumed, Prerequisite
 from orchestrator.core.ids import JobId
 from orchestrator.core.states import EndCondition

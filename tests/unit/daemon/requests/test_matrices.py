@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator.api.errors import DiskFullError, InvalidSpecError, NotFoundError, RefusedError
+from orchestrator.api.protocol import Verb
 from orchestrator.api.requests import ActionRequest
-from orchestrator.api.service import Caller, Verb
+from orchestrator.api.service import Caller
 from orchestrator.core import events as ev
 from orchestrator.core.facts.gangs import MaxDuration
 from orchestrator.core.ids import JobId

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator.api.errors import DiskFailedError, DiskFullError, NoSuchJobError, OrchError, RefusedError
-from orchestrator.api.service import Verb
+from orchestrator.api.protocol import Verb
 from orchestrator.daemon.requests.pruning import Pruning
 from orchestrator.daemon.submitting import submission
 from orchestrator.daemon.submitting.under_way import REMOVED, remove_unaccepted

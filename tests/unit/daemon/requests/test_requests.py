@@ -22,8 +22,9 @@ from orchestrator.api.errors import (
     RefusedError,
     WorkdirNeededError,
 )
+from orchestrator.api.protocol import Verb
 from orchestrator.api.requests import ActionRequest, ProfileRequest, SubmitRequest
-from orchestrator.api.service import Caller, JobFilter, Verb
+from orchestrator.api.service import Caller, JobFilter
 from orchestrator.core.events import GitState, JobFinished, JobSubmitted
 from orchestrator.core.facts.reasons import PlacingGang
 from orchestrator.core.ids import JobId

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator.api.errors import InvalidSpecError, RefusedError
+from orchestrator.api.protocol import Verb
 from orchestrator.api.requests import ActionRequest
-from orchestrator.api.service import Verb
 from orchestrator.core import events as ev
 from orchestrator.core.facts.gangs import MaxDuration
 from orchestrator.core.facts.reasons import Cancelled

@@ -17,7 +17,7 @@ from orchestrator.core.facts.notes import SaveFailed
 from orchestrator.core.ids import JobId
 from orchestrator.core.states import StopScope
 from orchestrator.runtime.gangs.errors import GangLostError
-from orchestrator.runtime.gangs.event_mapping import (
+from orchestrator.runtime.gangs.relay import (
     exited,
     in_memory,
     recorded_exits,

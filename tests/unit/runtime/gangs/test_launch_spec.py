@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator.core.events import Seat
-from orchestrator.runtime.gangs.launch_spec import Places, rank_plans
+from orchestrator.runtime.gangs.launching import Places, rank_plans
 from orchestrator.runtime.ranks.logs import LogLimits
 from orchestrator.spec.paths import Paths
 from tests.support.work import calls
@@ -16,7 +16,7 @@ from tests.unit.core.builders import make_spec, pending
 
 if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
-    from orchestrator.runtime.ranks.launch_spec import RankPlan
+    from orchestrator.runtime.ranks.start import RankPlan
 
 HOME = Path("/home/orch")
 
