@@ -64,8 +64,8 @@ async def answer(target: Any, method: str, message: bytes, failures: tuple[type[
     ``failures`` are the errors that a caller handles: they arrive as they were raised.
     """
     cls: Any = type(target)
-    form = _form(cls, method)
     try:
+        form = _form(cls, method)
         arguments = msgspec.structs.asdict(from_bytes(form.arguments, message))
         function = getattr(target, method)
         if inspect.iscoroutinefunction(function):
@@ -74,15 +74,18 @@ async def answer(target: Any, method: str, message: bytes, failures: tuple[type[
             value = await asyncio.to_thread(function, **arguments)
         return to_bytes(form.reply(value=value))
     except Exception as error:
-        known = next((kind for kind in failures if isinstance(error, kind)), None)
-        if known is not None:
-            # OSError has its file's name only among the arguments of its copy.
-            values = tuple(v if type(v) is int else str(v) for v in error.__reduce__()[1] if v is not None)
-            return to_bytes(form.reply(failure=Failure(kind=known.__name__, values=values, said=str(error))))
-        said = "".join(traceback.format_exception(error))
-        sys.stderr.write(said)
-        why = f"{type(error).__name__}: {error}"
-        return to_bytes(form.reply(failure=Failure(kind="", values=(why,), said=said)))
+        return to_bytes({"failure": _failure(error, failures)})
+
+
+def _failure(error: Exception, failures: tuple[type[Exception], ...]) -> Failure:
+    known = next((kind for kind in failures if isinstance(error, kind)), None)
+    if known is not None:
+        # OSError has its file's name only among the arguments of its copy.
+        values = tuple(v if type(v) is int else str(v) for v in error.__reduce__()[1] if v is not None)
+        return Failure(kind=known.__name__, values=values, said=str(error))
+    said = "".join(traceback.format_exception(error))
+    sys.stderr.write(said)
+    return Failure(kind="", values=(f"{type(error).__name__}: {error}",), said=said)
 
 
 def stub(cls: type[A], handle: Any, *, through: str = "answer", failures: tuple[type[Exception], ...] = ()) -> A:

@@ -291,7 +291,10 @@ class FakeService:
         return SubmitReply(job_id=job.id, created=True, state=job.state, notes=tuple(spec.get("notes", ())))
 
     def _spec(self, request: SubmitRequest) -> dict[str, Any]:
-        spec = yaml.safe_load(request.yaml)
+        try:
+            spec = yaml.safe_load(request.yaml)
+        except yaml.YAMLError:
+            spec = None
         if not isinstance(spec, dict) or "entrypoint" not in spec:
             problem = Problem("is missing", "entrypoint", 1, 1, "write it", request.source)
             raise InvalidSpecError(f"{request.source} has one error", problems=[problem])

@@ -100,8 +100,8 @@ def test_arguments_are_checked_where_they_arrive() -> None:
 def test_only_marked_methods_are_called() -> None:
     with pytest.raises(AttributeError, match="not called from other processes"):
         asyncio.run(stub().private())
-    with pytest.raises(AttributeError):
-        asyncio.run(remote.answer(Target(), "private", b"\x80"))
+    answer = msgspec.msgpack.decode(asyncio.run(remote.answer(Target(), "private", b"\x80")))
+    assert answer["failure"]["values"] == ["AttributeError: Target.private is not called from other processes"]
 
 
 class Trap:

@@ -251,9 +251,9 @@ def test_actions_are_durable_when_they_are_answered(tmp_path: Path) -> None:
         assert (await desk.act(job.id, Verb.RESUME)).state == "PENDING"
         assert (await desk.act(job.id, Verb.CANCEL)).state == "CANCELLED"
         assert (await desk.act(job.id, Verb.CANCEL)).message == "it is cancelled already"
-        for verb in (Verb.PAUSE, Verb.RESUME, Verb.UPDATE):
+        for verb, fields in ((Verb.PAUSE, {}), (Verb.RESUME, {}), (Verb.UPDATE, {"priority": 1})):
             with pytest.raises(RefusedError):
-                await desk.act(job.id, verb, priority=1)
+                await desk.act(job.id, verb, **fields)
         with pytest.raises(BadRequestError):
             await desk.act((await desk.rounds.accept(job_id="other-aaaaaa")).id, Verb.UPDATE)
 
