@@ -165,10 +165,9 @@ def _usable_within(hint: Any, value: Any) -> tuple[Any, tuple[str, ...]] | None:
     if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
         return None
     if several:
-        inner = [_usable_within(kind, each) for each in value] if isinstance(value, list) else []
-        kept = [each for each in inner if each is not None]
-        lost = ("?",) * (len(inner) - len(kept)) if isinstance(value, list) else ("?",)
-        return tuple(record for record, _ in kept), (*(name for _, names in kept for name in names), *lost)
+        inner = [_usable_within(kind, each) for each in value] if isinstance(value, list) else [None]
+        names = dict.fromkeys(name for each in inner for name in (("?",) if each is None else each[1]))
+        return tuple(each[0] for each in inner if each is not None), tuple(names)
     try:
         return usable(kind, value) if isinstance(value, Mapping) else None
     except RecordError:
