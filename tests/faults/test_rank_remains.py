@@ -13,8 +13,8 @@ import pytest
 from orchestrator.core.states import OutOf
 from orchestrator.runtime.forkserver import cgroups
 from orchestrator.runtime.forkserver.holder import MARK
+from orchestrator.runtime.ranks.launch_spec import RankPlan
 from orchestrator.runtime.ranks.rank_actor import RankActor
-from orchestrator.runtime.ranks.start import RankPlan
 from orchestrator.runtime.spawn.rank_locks import rank_lock_path, read_holder, tree_mark
 from tests.faults.test_rank_host import make_host, make_plan, run, story
 from tests.integration.forkserver_fixture import BARE_PYTHON, RunningServer, running_server

@@ -27,8 +27,8 @@ from orchestrator.runtime.gangs.rank_rpc import ask, noted
 from orchestrator.runtime.gangs.relay import seats_of
 from orchestrator.runtime.nodes.directories import fork_socket_in, fork_socket_name, page_name, snapshot_directory
 from orchestrator.runtime.nodes.working_copy import renew
+from orchestrator.runtime.ranks.launch_spec import RankPlan, SnapshotPlan
 from orchestrator.runtime.ranks.rank_events import rendezvous_of
-from orchestrator.runtime.ranks.start import RankPlan, SnapshotPlan
 from orchestrator.runtime.spawn.environment import node_environment, rank_environment
 from orchestrator.runtime.spawn.rank_locks import tree_mark
 from orchestrator.spec.entrypoint import (

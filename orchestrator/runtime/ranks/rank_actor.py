@@ -32,6 +32,7 @@ from orchestrator.runtime.nodes.agent import PRELOAD
 from orchestrator.runtime.nodes.control_plane import is_alive
 from orchestrator.runtime.ranks.exit_evidence import ExitEvidence
 from orchestrator.runtime.ranks.exit_record_space import preallocate
+from orchestrator.runtime.ranks.launch_spec import RankPlan, inside
 from orchestrator.runtime.ranks.logs import log_path
 from orchestrator.runtime.ranks.output import RankOutput
 from orchestrator.runtime.ranks.process_inspector import look_at
@@ -55,7 +56,7 @@ from orchestrator.runtime.ranks.session_messages import (
     SessionRequest,
 )
 from orchestrator.runtime.ranks.sessions import RankSessions, with_terminal
-from orchestrator.runtime.ranks.start import RankPlan, RankStarter, Rendezvous, inside
+from orchestrator.runtime.ranks.start import RankStarter, Rendezvous
 from orchestrator.runtime.spawn.client import start_fork_server
 from orchestrator.runtime.spawn.rank_locks import rank_lock_path
 from orchestrator.train.script.profiling import TraceRefusedError

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from orchestrator.checkpoint.repository.status import PersisterStatus
     from orchestrator.runtime.forkserver.masking import Masker
-    from orchestrator.runtime.ranks.start import RankPlan
+    from orchestrator.runtime.ranks.launch_spec import RankPlan
 
 LAST_LOOK_SECONDS: Final = 10.0
 

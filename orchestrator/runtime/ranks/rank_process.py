@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from orchestrator.core.facts.fact import Fact
     from orchestrator.runtime.forkserver.holder import Identity
     from orchestrator.runtime.ranks.exit_evidence import ExitEvidence
+    from orchestrator.runtime.ranks.launch_spec import RankPlan
     from orchestrator.runtime.ranks.output import RankOutput
     from orchestrator.runtime.ranks.rank_checkpoints import RankCheckpoints
     from orchestrator.runtime.ranks.rank_events import EventLog
-    from orchestrator.runtime.ranks.start import RankPlan
     from orchestrator.runtime.spawn.lifeline import Event, Lifeline
 
 _REMAINS_SECONDS: Final = 10.0

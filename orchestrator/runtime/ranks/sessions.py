@@ -49,9 +49,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from orchestrator.core.events import Exit
+    from orchestrator.runtime.ranks.launch_spec import RankPlan
     from orchestrator.runtime.ranks.output import RankOutput
     from orchestrator.runtime.ranks.rank_events import AttemptFence, EventLog
-    from orchestrator.runtime.ranks.start import RankPlan, RankStarter
+    from orchestrator.runtime.ranks.start import RankStarter
     from orchestrator.runtime.spawn.lifeline import Lifeline
 
 MAX_COMMANDS: Final = 16

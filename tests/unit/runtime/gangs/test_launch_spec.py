@@ -16,7 +16,7 @@ from tests.unit.core.builders import make_spec, pending
 
 if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
-    from orchestrator.runtime.ranks.start import RankPlan
+    from orchestrator.runtime.ranks.launch_spec import RankPlan
 
 HOME = Path("/home/orch")
 

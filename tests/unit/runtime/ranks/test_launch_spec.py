@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 from orchestrator.core.codec import from_bytes, to_bytes
 from orchestrator.runtime.forkserver.wire import SpawnRequest, parse
-from orchestrator.runtime.ranks.start import RankPlan
+from orchestrator.runtime.ranks.launch_spec import RankPlan
 
 PLAN = RankPlan(
     job_id="job-aaaaaa",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.runtime.gangs.table import runtime_env_for_ray
-from orchestrator.runtime.ranks.start import RankPlan, inside
+from orchestrator.runtime.ranks.launch_spec import RankPlan, inside
 from orchestrator.spec.model import RuntimeEnvSpec
 
 MADE = "/tmp/s/runtime_resources/py_modules_files/x"
