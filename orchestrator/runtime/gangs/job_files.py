@@ -79,14 +79,15 @@ class LogMirror:
 
     def _store_position(self) -> None:
         draft = self._note.with_suffix(".tmp")
-        draft.write_text(json.dumps({"inode": self.place.inode, "offset": self.place.offset, "size": self._size}))
+        with os.fdopen(open_private(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w") as file:
+            json.dump({"inode": self.place.inode, "offset": self.place.offset, "size": self._size}, file)
         draft.replace(self._note)
 
 
 def _read_note(path: Path) -> dict[str, int] | None:
     """Return a mirror's note; None if there is none, or it is invalid: the job's processes can write there."""
     try:
-        note = json.loads(read_plain(path, MAX_NOTE_BYTES))
+        note = json.loads(read_plain(path, MAX_NOTE_BYTES, real=True))
     except (OSError, ValueError, RecursionError):
         return None
     names = ("inode", "offset", "size")

@@ -59,13 +59,14 @@ class LogPart:
 class NodeFiles:
     """Reads and writes the files of jobs below ``home``, a directory of this node with the layout of the daemon's own.
 
-    Files are read in chunks of ``chunk_bytes``; blobs are kept up to ``cache_bytes`` in all.
+    Files are read in chunks of ``chunk_bytes``; blobs are kept up to ``cache_bytes`` in all. No directory that a job has
+    replaced by a link is followed.
     """
 
     def __init__(self, home: Path, *, chunk_bytes: int = CHUNK_BYTES, cache_bytes: int = CACHE_BYTES) -> None:
         self._chunk_bytes = chunk_bytes
         self._cache_bytes = cache_bytes
-        self.paths = Paths(home=home, socket=home / "none")
+        self.paths = Paths(home=home.resolve(), socket=home / "none")
 
     def missing_blobs(self, job_id: str, wanted: Sequence[str]) -> list[str]:
         """Return the archive's blobs that must be sent; none when the job's working copy exists."""
@@ -118,7 +119,7 @@ class NodeFiles:
         opened = []
         for path in files:
             try:
-                opened.append(os.fdopen(open_plain(path), "rb"))
+                opened.append(os.fdopen(open_plain(path, real=True), "rb"))
             except (FileNotFoundError, NotPlainFileError):  # just rotated, found at the next call; or no log
                 for file in opened:
                     file.close()
@@ -146,7 +147,7 @@ class NodeFiles:
         for path in self.paths.exits(job_id).glob("attempt-*/rank-*.json"):
             if match := _EXIT.search(path.as_posix()):
                 with contextlib.suppress(OSError):  # an invalid record counts as absent
-                    found[int(match[1]), int(match[2])] = read_plain(path, MAX_RECORD_BYTES)
+                    found[int(match[1]), int(match[2])] = read_plain(path, MAX_RECORD_BYTES, real=True)
         return found
 
     def find_outputs(self, job_id: str, patterns: Sequence[str], max_bytes: int) -> Outputs:

@@ -169,11 +169,11 @@ class ExitRecord:
 def read_exit_record(path: Path) -> ExitRecord | None:
     """Read the record at `path`; None while there is none. Records are complete or absent.
 
-    The job's own processes can write to the file. Raises ExitRecordError for an invalid record, and
-    ForkServerVersionError.
+    The job's own processes can write to the file, and replace its directories: no link is followed. Raises ExitRecordError
+    for an invalid record, and ForkServerVersionError.
     """
     try:
-        text = read_plain(path, MAX_RECORD_BYTES)
+        text = read_plain(path, MAX_RECORD_BYTES, real=True)
     except FileNotFoundError:
         return None
     except OSError as error:
