@@ -7,14 +7,12 @@ neither.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Future
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,28 +47,16 @@ def calls_under_way() -> bool:
 
 async def in_own_thread(function: Callable[[], T]) -> T:
     """Return the result of ``function()`` or raise its error. After a cancellation the thread continues, its result unused."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def deliver(value: T | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(value)  # type: ignore[arg-type]  # there is no error: it is what the function gave
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
 
     def run() -> None:
-        value: T | None = None
-        error: BaseException | None = None
         try:
-            value = function()
-        except StopIteration as stop:  # a future cannot hold it
-            error = RuntimeError(f"StopIteration: {stop}")
-        except BaseException as raised:
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop has closed meanwhile
-            loop.call_soon_threadsafe(deliver, value, error)
+            future.set_result(function())
+        except StopIteration as stop:  # an asyncio future cannot hold it
+            future.set_exception(RuntimeError(f"StopIteration: {stop}"))
+        except BaseException as error:
+            future.set_exception(error)
 
     OwnThread(target=run, name=f"call {getattr(function, '__name__', '')}", daemon=True).start()
-    return await future
+    return await asyncio.wrap_future(future)

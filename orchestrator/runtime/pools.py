@@ -165,19 +165,7 @@ class Pools:
         self.starts = Pool("starts of attempts", 4)  # choosing the checkpoint of an attempt
         self.outputs = Pool("outputs", 2)  # collecting them: a job ends after that
         self.tidying = Pool("files that ended jobs left", 2)
-        self._all = (
-            self.logs,
-            self.checkpoints,
-            self.records,
-            self.files,
-            self.outlook,
-            self.submissions,
-            self.removals,
-            self.audit,
-            self.starts,
-            self.outputs,
-            self.tidying,
-        )
+        self._all: tuple[Pool, ...] = tuple(vars(self).values())
 
     def problems(self) -> list[str]:
         """Return the problems of all pools, for users."""

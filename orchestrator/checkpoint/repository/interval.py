@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from orchestrator.units import duration
 
 PRIOR_FAILURE_SECONDS = 4 * 3600.0  # assumed for a job that has not failed yet
-PRIOR_WEIGHT = 1.0  # weight of the assumption, in observed failures
 DEFAULT_RECOVERY_SECONDS = 1.0
 _SHORTEST_STEP_SECONDS = 1e-6
 CHEAP_SHARE = 0.005  # of the time: cheaper saves are made even if failures seem rarer
@@ -40,20 +39,6 @@ def optimal_interval(*, save_seconds: float, recovery_seconds: float, failure_se
             f"invalid durations: save {save_seconds}, recovery {recovery_seconds}, failure {failure_seconds}"
         )
     return save_seconds + math.sqrt(2 * (failure_seconds + recovery_seconds) * save_seconds + save_seconds**2)
-
-
-def mean_time_between_failures(
-    *,
-    failures: int,
-    uptime_seconds: float,
-    prior_seconds: float = PRIOR_FAILURE_SECONDS,
-    prior_weight: float = PRIOR_WEIGHT,
-) -> float:
-    """Return the mean time between failures after ``failures`` in ``uptime_seconds``, starting from a prior.
-
-    The mean of a gamma-distributed rate: without data it is the prior, with much data the plain quotient.
-    """
-    return (prior_weight * prior_seconds + uptime_seconds) / (prior_weight + failures)
 
 
 def choose_interval(

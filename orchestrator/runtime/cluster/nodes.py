@@ -305,11 +305,8 @@ class LastSeen:
         if self._path is None or not self._unwritten:
             return
         nodes = {node_id: to_plain(seen) for node_id, seen in self._sightings.items()}
-        text = json.dumps({"round": self._round, "nodes": nodes})
-        new = self._path.with_name(f"{self._path.name}.new")
         with contextlib.suppress(OSError):
-            new.write_text(text)
-            new.replace(self._path)
+            write_whole(self._path, json.dumps({"round": self._round, "nodes": nodes}).encode())
             self._unwritten = False
 
     def superseded(self, raw: Mapping[str, RayNode]) -> set[str]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import errno
-import gc
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -91,7 +88,6 @@ class ExporterActor:
             anywhere = replace(http, port=0, last_port=None)
             self._exporter = GpuExporter(readers, node, ExporterSettings(processes=access.processes, http=anywhere))
             self._exporter.start()
-        _give_back_memory()
 
     def report(self, over: float | None = None) -> ExporterReport:
         """Return the newest values; with ``over`` also the GPU's load over that many seconds, and its processes' lineages."""
@@ -114,10 +110,3 @@ class ExporterActor:
         """End the telemetry of these jobs."""
         for job_id in job_ids:
             self._exporter.stop_recording(job_id)
-
-
-def _give_back_memory() -> None:
-    """Return memory that only the start needed to the kernel, a MiB of each actor; without glibc, do nothing."""
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)

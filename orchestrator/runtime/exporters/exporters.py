@@ -12,6 +12,7 @@ from orchestrator.core.facts.gpus import GpuLost, Xid
 from orchestrator.gpu.sampler import Health
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.names import exporter_name
+from orchestrator.runtime.nodes.control_plane import end_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -158,7 +159,7 @@ class Exporters:
             return
         self._silences[uuid] = _Silence(now, replaced=True)  # the new one gets the same time
         with contextlib.suppress(Exception):  # the next round tries again
-            await self._ray.call(_restart, actor)
+            await self._ray.call(end_worker, actor, restart=True)
 
     def is_starting(self, uuid: str) -> bool:
         """Whether the GPU's exporter has never answered and is still within its start time."""
@@ -209,12 +210,6 @@ class Exporters:
                 access=self._access,
             )
         )
-
-
-def _restart(actor: Any) -> None:
-    import ray
-
-    ray.kill(actor, no_restart=False)
 
 
 def is_dead(error: BaseException) -> bool:

@@ -229,12 +229,12 @@ def _become_store(spawn: Spawn, baseline: Baseline, reports: Reports) -> Program
 
 
 def _place_descriptors(spawn: Spawn, baseline: Baseline, gate: int) -> int:
-    """Make 0 the requested stdin or /dev/null, place 1, 2 and the extra descriptors, and close all others.
+    """Make 0 the requested stdin or /dev/null, place 1 and 2, and close all others.
 
     Returns the new number of `gate`.
     """
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-    wanted = {0: null if spawn.stdin is None else spawn.stdin, 1: spawn.stdout, 2: spawn.stderr, **spawn.extra}
+    wanted = {0: null if spawn.stdin is None else spawn.stdin, 1: spawn.stdout, 2: spawn.stderr}
     # First moved to unused numbers: a source may have the number that is another one's target.
     first = max(_FIRST_SPARE_FD, *wanted, *wanted.values()) + 1
     gate = fcntl.fcntl(gate, fcntl.F_DUPFD_CLOEXEC, first)

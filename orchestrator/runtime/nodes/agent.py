@@ -20,6 +20,7 @@ from orchestrator import __version__
 from orchestrator.core.facts.nodes import DriverProblem
 from orchestrator.gpu.drivers.simulated import FILE_NAME, write_assignments
 from orchestrator.private_files import PRIVATE_UMASK, make_private, remove_private
+from orchestrator.runtime.deadline import process_ended
 from orchestrator.runtime.forkserver import linux
 from orchestrator.runtime.nodes.directories import clear_ended_nodes, clear_pages, fork_socket, raylet_of
 from orchestrator.runtime.nodes.files import NodeFiles
@@ -181,7 +182,8 @@ class NodeAgent:
 
     async def _keep_alive(self, python: str, pid: int) -> None:
         while True:
-            await _death_of(pid)
+            with contextlib.suppress(ProcessLookupError):
+                await process_ended(os.pidfd_open(pid))
             while True:
                 try:
                     pid = (await (await self._start(python)).hello()).pid
@@ -217,24 +219,3 @@ def _own_home(node_dir: Path) -> Path:
     """Return the directory of jobs' files on a node that does not share the daemon's home; one per daemon."""
     base = os.environ.get(NODE_HOME)
     return Path(base) if base else Path.home() / ".orch-node" / node_dir.parent.name
-
-
-async def _death_of(pid: int) -> None:
-    """Return when the process has ended."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    loop = asyncio.get_running_loop()
-    dead: asyncio.Future[None] = loop.create_future()
-
-    def died() -> None:
-        if not dead.done():
-            dead.set_result(None)
-
-    loop.add_reader(handle, died)
-    try:
-        await dead
-    finally:
-        loop.remove_reader(handle)
-        os.close(handle)

@@ -75,11 +75,6 @@ class Site:
         return None if self.embedded else self.paths.ray / "nodes.json"
 
     @property
-    def gangs_directory(self) -> Path | None:
-        """Directory of the records of parked and reused gangs. None: none is parked, as others need the resources."""
-        return self.paths.ray / "gangs" if self.embedded else None
-
-    @property
     def home_token(self) -> Path:
         """Path of the home's token, in the directory of jobs: only that directory must be shared with other nodes."""
         return self.paths.jobs / ".home-token"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from orchestrator.core.events import Exit
+from orchestrator.runtime.deadline import process_ended
 from orchestrator.runtime.forkserver import holder
 from orchestrator.runtime.ranks.exit_evidence import (
     StopFacts,
@@ -253,11 +254,7 @@ async def _ended(process: Identity | None) -> None:
         handle = os.pidfd_open(process.pid)
     except OSError:  # nothing has that number any more
         return
-    loop, told = asyncio.get_running_loop(), asyncio.Event()
-    try:
-        if holder.identity_of(process.pid) == process:
-            loop.add_reader(handle, told.set)
-            await told.wait()
-    finally:
-        loop.remove_reader(handle)
+    if holder.identity_of(process.pid) == process:
+        await process_ended(handle)
+    else:
         os.close(handle)

@@ -43,7 +43,6 @@ from orchestrator.runtime.spawn.lifeline import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import TracebackType
 
     from orchestrator.runtime.forkserver.wire import SpawnRequest
 
@@ -101,7 +100,8 @@ class ForkServerClient:
 
     async def hello(self) -> Hello:
         """Wait until the server is warm; return its description."""
-        return _hello(await self._call({"op": "hello"}, []))
+        reply = await self._call({"op": "hello"}, [])
+        return Hello(**{name: reply[name] for name in Hello.__slots__})
 
     async def shut_down(self) -> None:
         """End the server. Processes that it started continue."""
@@ -137,17 +137,23 @@ class ForkServerClient:
         stdin: int | None = None,
         listen: int | None = None,
         lease: int | None = None,
-        extra: Mapping[int, int] | None = None,
     ) -> Spawned:
         """Start a process. The descriptors stay the caller's, which may close them at any time.
 
         `stdin` None is the null device; a terminal becomes the new process's controlling one. `listen` is a store's bound, listening socket.
         `lease` stays open in the keeper, and there alone, until no process of the tree is left, so a lock on it shows whether the tree lives.
-        `extra` maps a number in the new process (3 and up) to a descriptor here.
         """
-        with _lifeline_pair() as (ours, theirs):
-            message, fds = request.message(_roles(stdout, stderr, theirs.fileno(), listen, lease, extra or {}, stdin))
-            return _begun(await self._call(message, fds), ours)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            roles = {"stdout": stdout, "stderr": stderr, "lifeline": theirs.fileno()}
+            optional = {"stdin": stdin, "listen": listen, "lease": lease}
+            roles |= {name: descriptor for name, descriptor in optional.items() if descriptor is not None}
+            try:
+                reply = await self._call(*request.message(roles))
+                return Spawned(keeper_pid=int(reply["keeper_pid"]), lifeline=owned(ours))
+            except BaseException:
+                ours.close()
+                raise
 
     async def _call(self, message: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
         data = wire.encode({"protocol": self._protocol, **message})
@@ -201,48 +207,6 @@ class ForkServerClient:
 
 def _has_ended(process: int, seconds: float) -> bool:
     return bool(select.select([process], [], [], seconds)[0])
-
-
-def _begun(reply: dict[str, Any], ours: socket.socket) -> Spawned:
-    return Spawned(keeper_pid=int(reply["keeper_pid"]), lifeline=owned(ours.dup()))
-
-
-class _lifeline_pair:  # noqa: N801 - used as a function
-    """Both ends of a lifeline, closed on exit: a caller that keeps one duplicates it."""
-
-    def __enter__(self) -> tuple[socket.socket, socket.socket]:
-        self._ends = socket.socketpair()
-        return self._ends
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for end in self._ends:
-            end.close()
-
-
-def _roles(
-    stdout: int,
-    stderr: int,
-    lifeline: int,
-    listen: int | None,
-    lease: int | None,
-    extra: Mapping[int, int],
-    stdin: int | None = None,
-) -> dict[str, int]:
-    """Return the descriptors by the server's names for them."""
-    roles = {"stdout": stdout, "stderr": stderr, "lifeline": lifeline}
-    if stdin is not None:
-        roles["stdin"] = stdin
-    if listen is not None:
-        roles["listen"] = listen
-    if lease is not None:
-        roles["lease"] = lease
-    return roles | {f"extra:{number}": descriptor for number, descriptor in extra.items()}
-
-
-def _hello(reply: dict[str, Any]) -> Hello:
-    return Hello(**{name: reply[name] for name in Hello.__slots__})
 
 
 def _accepted(body: bytes) -> dict[str, Any]:

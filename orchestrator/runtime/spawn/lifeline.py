@@ -220,7 +220,7 @@ class Lifeline:
         self._lines = wire.LineReader()
         self._pending: list[Event] = []
         self._ended = False
-        self._waiting: asyncio.Future[None] | None = None
+        self._waiting: asyncio.Event | None = None
 
     def signal(self, number: int) -> bool:
         """Send a signal to the process's group."""
@@ -238,9 +238,8 @@ class Lifeline:
         """Close the lifeline: the rest of the tree is killed. A waiting reader gets what has arrived, then None."""
         self._ended = True
         if self._waiting is not None:
-            self._waiting.get_loop().remove_reader(self._socket)
-            if not self._waiting.done():
-                self._waiting.set_result(None)
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._waiting.set()
         self._socket.close()
 
     def fileno(self) -> int:
@@ -273,10 +272,10 @@ class Lifeline:
     async def _readable(self) -> None:
         """Wait without reading: a cancelled sock_recv may already have taken bytes from the socket."""
         loop = asyncio.get_running_loop()
-        self._waiting = loop.create_future()
-        loop.add_reader(self._socket, _resolve, self._waiting)
+        self._waiting = asyncio.Event()
+        loop.add_reader(self._socket, self._waiting.set)
         try:
-            await self._waiting
+            await self._waiting.wait()
         finally:
             self._waiting = None
             if self._socket.fileno() != _CLOSED:
@@ -324,11 +323,6 @@ def owned(sock: socket.socket) -> Lifeline:
     with contextlib.suppress(OSError):  # the keeper has ended: the lifeline reports that
         sock.send(wire.encode_line({"cmd": "go"}))
     return Lifeline(sock)
-
-
-def _resolve(waiting: asyncio.Future[None]) -> None:
-    if not waiting.done():
-        waiting.set_result(None)
 
 
 _EVENTS: dict[str, type[Started | ErrorRaised | Exited | Gone]] = {

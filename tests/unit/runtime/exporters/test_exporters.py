@@ -39,8 +39,8 @@ class FakeCluster:
     actors: dict[str, FakeActor] = field(default_factory=dict)
     restarted: list[FakeActor] = field(default_factory=list)
 
-    async def call(self, make: Callable[..., Any], *given: Any) -> FakeActor | None:
-        if len(given) == 1:  # an actor that is to be started again
+    async def call(self, make: Callable[..., Any], *given: Any, restart: bool = False) -> FakeActor | None:
+        if restart:
             self.restarted.append(given[0])
             return None
         _node_id, gpu, _report = given
