@@ -24,7 +24,7 @@ from orchestrator.runtime.gangs.event_mapping import recorded_exits
 from orchestrator.runtime.gangs.job_files import LogMirror
 from orchestrator.runtime.nodes.files import LogLocation, LogPart
 from orchestrator.runtime.ranks.logs import LogLimits, LogReader, LogWriter, log_path
-from orchestrator.runtime.spawn.lifeline import Event, Gone, KeeperLost, Lifeline
+from orchestrator.runtime.spawn.client import Event, Gone, KeeperLost, Lifeline
 from orchestrator.spec.settings import Settings
 from orchestrator.train.script import progress as layout
 from orchestrator.train.script.progress import CheckpointFacts, ProgressPage, ProgressPageError

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from orchestrator.runtime.forkserver.wire import SpawnRequest
-from orchestrator.runtime.spawn.lifeline import Gone, Started
+from orchestrator.runtime.spawn.client import Gone, Started
 from tests.integration.forkserver_fixture import (
     ENVIRONMENT,
     RunningServer,

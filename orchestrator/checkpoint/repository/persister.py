@@ -18,11 +18,10 @@ import dataclasses
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.checkpoint.errors import CheckpointError, OvertakenError, StaleAttemptError, failure_kind
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
-from orchestrator.checkpoint.repository.status import PersisterStatus, StorageGauge
 from orchestrator.checkpoint.snapshots.file import PartRegion, SnapshotDirectory, held, identity, version_of
 
 if TYPE_CHECKING:
@@ -35,8 +34,76 @@ if TYPE_CHECKING:
         SnapshotSlot,
         StoreState,
     )
-    from orchestrator.checkpoint.storage.info import CheckpointInfo
+    from orchestrator.checkpoint.storage.directory import CheckpointInfo
     from orchestrator.checkpoint.storage.storage import Storage
+
+ROOM_SECONDS: Final = 10.0
+"""Seconds between two readings of the free space, while nothing is written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersisterStatus:
+    """Result of the writes of this rank's snapshots. ``at`` is a wall time, ``seconds`` the duration of the last write.
+
+    ``path`` is empty until this rank's write made a checkpoint complete. ``failures`` counts all, ``failures_in_a_row``
+    those since the newest success, and ``failing_since`` is the wall time of the first of these.
+    """
+
+    step: int | None = None
+    attempt: int | None = None
+    path: str = ""
+    bytes: int = 0
+    at: float | None = None
+    seconds: float = 0.0
+    persisted: int = 0
+    failures: int = 0
+    failure: str = ""
+    failure_kind: str = ""  # from `errors.failure_kind`: the same for all saves that fail for the same cause
+    watched: bool = False  # a checkpoint that the script wrote by itself (``external_checkpoints.py``)
+    digest: str = ""  # of its content
+    failures_in_a_row: int = 0
+    failing_since: float | None = None
+
+
+class StorageGauge:
+    """Duration of the current access to a storage, and free space. ``clock`` gives seconds that never go backwards."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: float | None = None
+        self._asked_at: float | None = None
+        self.free_bytes: int | None = None
+        """Free space of the storage at the last reading; None where it is unknown."""
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds since the current access to the storage began; 0.0 while there is none."""
+        since = self._since
+        return 0.0 if since is None else max(0.0, self._clock() - since)
+
+    @contextlib.contextmanager
+    def writing(self, storage: Storage) -> Iterator[None]:
+        """Measure a write; read the free space after it, whether or not it has succeeded."""
+        self._since = self._clock()
+        try:
+            yield
+        finally:
+            self._ask(storage)
+
+    def look(self, storage: Storage) -> None:
+        """Read the free space, if a reading is due."""
+        if self._asked_at is None or self._clock() - self._asked_at >= ROOM_SECONDS:
+            self._since = self._clock()
+            self._ask(storage)
+
+    def _ask(self, storage: Storage) -> None:
+        try:
+            self.free_bytes = storage.free_bytes()
+        except OSError:
+            self.free_bytes = None
+        finally:
+            self._asked_at, self._since = self._clock(), None
+
 
 POLL_SECONDS = 0.05  # during a flush
 LOOK_SECONDS = 0.25  # each look costs 0.1 to 0.3 ms of a core

@@ -19,16 +19,21 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.checkpoint.errors import CorruptCheckpointError, ResumeMismatchError
 from orchestrator.checkpoint.format import codec, layout, sharded
 from orchestrator.checkpoint.format.layout import Version
-from orchestrator.checkpoint.snapshots.reader import MEMORY
-from orchestrator.checkpoint.storage.directory import Checkpoint, CheckpointDirectory, CheckpointReader
-from orchestrator.checkpoint.storage.info import CheckpointInfo, Retention
+from orchestrator.checkpoint.snapshots.file import MEMORY
+from orchestrator.checkpoint.storage.directory import (
+    Checkpoint,
+    CheckpointDirectory,
+    CheckpointInfo,
+    CheckpointReader,
+    Retention,
+)
 from orchestrator.checkpoint.storage.storage import FULL, LocalStorage, Storage, open_storage
 from orchestrator.checkpoint.storage.writer import CheckpointWriter, Draft, EncodedPart, Fence, Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from orchestrator.checkpoint.snapshots.reader import SnapshotReader
+    from orchestrator.checkpoint.snapshots.file import SnapshotReader
 
 WAIT_SECONDS = 300.0  # rank 0 may have much to verify
 _POLL_SECONDS = 0.05

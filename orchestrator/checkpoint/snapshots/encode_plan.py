@@ -18,7 +18,6 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint.format import codec, tensorfile
-from orchestrator.checkpoint.format import foreign_values as foreign
 from orchestrator.checkpoint.format.sharded import ShardedLeaf
 
 if TYPE_CHECKING:
@@ -188,7 +187,7 @@ def _equal(left: list[Any], right: list[Any]) -> bool:
 
 
 def _alias(source: Any) -> Any:
-    return foreign.describe(source, "").alias
+    return codec.describe(source, "").alias
 
 
 def _match(

@@ -24,7 +24,7 @@ import weakref
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.checkpoint.format import foreign_values as foreign
+from orchestrator.checkpoint.format import codec
 from orchestrator.checkpoint.format.layout import Version
 from orchestrator.checkpoint.snapshots.encode_plan import PartPlan
 from orchestrator.checkpoint.snapshots.file import (
@@ -449,7 +449,7 @@ class SlotCopier:
             at = self._regions[name].tree_at
             memory[at : at + len(plan.tree)] = plan.tree
         for name, index, at in self._bytes:
-            content = foreign.memory(self.plans[name].sources[index])
+            content = codec.memory(self.plans[name].sources[index])
             memory[at : at + len(content)] = content
         self._copy.copy(self._sources())
 

@@ -25,8 +25,8 @@ from orchestrator.checkpoint.errors import (
     OvertakenError,
     StaleAttemptError,
 )
-from orchestrator.checkpoint.format import layout, manifest, tensorfile
-from orchestrator.checkpoint.format.manifest import FileRecord, Manifest
+from orchestrator.checkpoint.format import layout, tensorfile
+from orchestrator.checkpoint.format.layout import FileRecord, Manifest
 from orchestrator.checkpoint.storage.directory import CheckpointReader
 from orchestrator.checkpoint.storage.storage import except_on_full_disk
 
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
     from orchestrator.checkpoint.format.codec import Leaf
     from orchestrator.checkpoint.format.layout import Version
-    from orchestrator.checkpoint.storage.directory import CheckpointDirectory
-    from orchestrator.checkpoint.storage.info import CheckpointInfo
+    from orchestrator.checkpoint.storage.directory import CheckpointDirectory, CheckpointInfo
     from orchestrator.checkpoint.storage.storage import Storage
 
 _MOST = 2**63
@@ -167,7 +166,7 @@ class CheckpointWriter:
         try:
             files = self._write_parts(staging, draft)
             if draft.gang:
-                marker = json.dumps(manifest.render_files(files)).encode()
+                marker = json.dumps(layout.render_files(files)).encode()
                 # Atomic, because another rank that sees the name reads it at once. Only the manifest must be durable.
                 self._storage.replace(f"{staging}/{layout.done_marker(self._rank)}", marker)
                 return self._commit_gang(staging, draft)
@@ -223,7 +222,7 @@ class CheckpointWriter:
         try:
             for marker in markers:
                 raw = self._storage.read(f"{staging}/{marker}")
-                files.update(manifest.parse_files(json.loads(bytes(raw))))
+                files.update(layout.parse_files(json.loads(bytes(raw))))
         except FileNotFoundError:  # another rank commits or has committed
             return None
         return self._commit(staging, draft, files, ranks=tuple(range(self._world_size)))
@@ -249,7 +248,7 @@ class CheckpointWriter:
             for name in self._storage.names(staging):
                 if name not in files:  # done markers, and files of a failed save of this step
                     self._storage.remove(f"{staging}/{name}")
-            self._storage.write(f"{staging}/{layout.MANIFEST}", [manifest.render(made)])
+            self._storage.write(f"{staging}/{layout.MANIFEST}", [layout.render_manifest(made)])
             self._storage.sync(staging)
             with contextlib.suppress(FileExistsError):  # without a working lock another rank may have been faster
                 self._storage.rename(staging, version.name)

@@ -15,9 +15,9 @@ from orchestrator import clock
 from orchestrator.core.facts.gangs import ActorMissing, HeadLost, NodeLost, ResourcesTaken, StoppedUnplaced
 from orchestrator.core.scheduler.resources import rank_size
 from orchestrator.runtime.gangs.errors import GangLostError
-from orchestrator.runtime.names import gang_of, placement_group_name, rank_actor_name
 from orchestrator.runtime.nodes import control_plane
 from orchestrator.runtime.nodes.control_plane import upload_modules
+from orchestrator.runtime.nodes.directories import gang_of, placement_group_name, rank_actor_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection

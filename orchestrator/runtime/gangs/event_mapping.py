@@ -21,12 +21,12 @@ from orchestrator.runtime.node_clock import moved
 from orchestrator.runtime.nodes.workdir_walk import left_out_by
 from orchestrator.runtime.ranks.exit_evidence import memory_use, order_of, stop_facts, was_killed
 from orchestrator.runtime.ranks.rank_events import FENCE_SECONDS
-from orchestrator.runtime.spawn.lifeline import ForkServerError, read_exit_record
+from orchestrator.runtime.spawn.client import ForkServerError, read_exit_record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from orchestrator.checkpoint.repository.status import PersisterStatus
+    from orchestrator.checkpoint.repository.persister import PersisterStatus
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
     from orchestrator.runtime.forkserver.masking import Masker
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.gangs.launch_spec import Resumption
     from orchestrator.runtime.nodes.agent import NodeReport
     from orchestrator.runtime.ranks.rank_events import RankEvent, RankGreeting
-    from orchestrator.runtime.spawn.lifeline import ExitRecord
+    from orchestrator.runtime.spawn.client import ExitRecord
     from orchestrator.spec.paths import Paths
     from orchestrator.train.script.progress import ProgressSnapshot
 

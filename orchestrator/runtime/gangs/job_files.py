@@ -20,8 +20,17 @@ from orchestrator.core.conformance import is_count
 from orchestrator.private_files import make_private, open_private
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.gangs.errors import NodeFilesError, NodeGoneError
-from orchestrator.runtime.nodes.files import CHUNK_BYTES, LogLocation, LogPart
-from orchestrator.runtime.nodes.working_copy import MAX_OUTPUTS, digests, find_outputs, is_utf8, keep_output, new_output
+from orchestrator.runtime.nodes.files import (
+    CHUNK_BYTES,
+    MAX_OUTPUTS,
+    LogLocation,
+    LogPart,
+    digests,
+    find_outputs,
+    is_utf8,
+    keep_output,
+    new_output,
+)
 from orchestrator.runtime.ranks.logs import log_path, renumber
 from orchestrator.spec.plain_files import read_plain
 from orchestrator.units import plural, size
@@ -31,7 +40,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.cluster.nodes import NodeRegistry
-    from orchestrator.runtime.nodes.working_copy import Output, Outputs
+    from orchestrator.runtime.nodes.files import Output, Outputs
     from orchestrator.runtime.pools import Pool
     from orchestrator.runtime.ranks.logs import LogLimits
     from orchestrator.spec.paths import Paths

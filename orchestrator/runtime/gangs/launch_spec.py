@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from orchestrator.checkpoint.external.external_checkpoints import Note
-    from orchestrator.checkpoint.storage.info import CheckpointInfo
+    from orchestrator.checkpoint.storage.directory import CheckpointInfo
     from orchestrator.core.events import Seat
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.ranks.logs import LogLimits

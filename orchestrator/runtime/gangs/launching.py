@@ -15,7 +15,7 @@ from orchestrator.runtime.gangs.errors import GangLostError, NodeFilesError, Nod
 from orchestrator.runtime.gangs.event_mapping import resumed, seats_of
 from orchestrator.runtime.gangs.launch_spec import Places, checkpoint_dir, newest_checkpoint, rank_plans, watch_settings
 from orchestrator.runtime.gangs.rank_rpc import ask
-from orchestrator.runtime.nodes.working_copy import renew
+from orchestrator.runtime.nodes.files import renew
 from orchestrator.runtime.ranks.rank_events import rendezvous_of
 from orchestrator.spec.paths import Paths, exit_record_name
 

@@ -42,9 +42,8 @@ from orchestrator.runtime.ranks.rank_events import (
     RankGreeting,
     masked_look,
 )
-from orchestrator.runtime.ranks.rank_process import ExitReporter, RankProcess
+from orchestrator.runtime.ranks.rank_process import ExitReporter, RankProcess, RankStarter, Rendezvous
 from orchestrator.runtime.ranks.sessions import RankSessions, with_terminal
-from orchestrator.runtime.ranks.start import RankStarter, Rendezvous
 from orchestrator.runtime.spawn.client import start_fork_server
 from orchestrator.runtime.spawn.rank_locks import rank_lock_path
 from orchestrator.train.script.profiling import TraceRefusedError
@@ -52,7 +51,7 @@ from orchestrator.train.script.profiling import TraceRefusedError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from orchestrator.checkpoint.repository.status import PersisterStatus
+    from orchestrator.checkpoint.repository.persister import PersisterStatus
     from orchestrator.core.diagnosis.health import RankLook
     from orchestrator.runtime.ranks.launch_spec import RankPlan
     from orchestrator.runtime.ranks.session_messages import SessionMessage, SessionOutput, SessionRequest

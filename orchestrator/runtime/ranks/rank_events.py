@@ -19,7 +19,7 @@ from orchestrator.runtime.forkserver.masking import Masker
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestrator.checkpoint.repository.status import PersisterStatus
+    from orchestrator.checkpoint.repository.persister import PersisterStatus
     from orchestrator.core.diagnosis.health import Frame, RankLook
     from orchestrator.core.diagnosis.observation import ProcessSeen, StorageSeen, TerminalSeen
     from orchestrator.core.facts.fact import Fact

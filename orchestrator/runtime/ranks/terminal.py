@@ -1,7 +1,7 @@
 """The terminal of one start of a rank: in an interactive job all of its input and output, else its debugger's.
 
 A rank of another job has the null device as its input. Its ``pdb`` opens this terminal by its path while it waits for a
-command (``forkserver/interpreter.py``) and holds an advisory lock on it meanwhile, so the kernel shows whether the
+command (``forkserver/launch.py``) and holds an advisory lock on it meanwhile, so the kernel shows whether the
 rank is at a breakpoint, also when the rank is killed there. Descriptors are read and written without blocking, with
 bounded buffers: a slow reader delays only its writer.
 """

@@ -1,7 +1,7 @@
-"""The fork server's client: starts a server, requests processes from it, holds their lifelines.
+"""The fork server's client: starts a server, requests processes from it, holds their lifelines, reads the record left at an end.
 
-Owns the client's half of the protocol in forkserver/wire.py and nothing of what is run. Standard library only; every
-call has a deadline.
+Owns the client's half of the protocol in forkserver/wire.py and nothing of what is run. The other end of a lifeline is the keeper's
+(forkserver/keeper.py). Every call has a deadline.
 
 The life of a process as the client sees it: `spawn` returns once its keeper exists; `Started` means that the process is
 about to run its first line; at most one `ErrorRaised` gives the exception that is ending it, as soon as it is raised;
@@ -20,31 +20,346 @@ import signal
 import socket
 import struct
 import subprocess
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from orchestrator.core.conformance import misfits, repaired
 from orchestrator.private_files import make_private
 from orchestrator.runtime.forkserver import wire
 from orchestrator.runtime.forkserver.holder import MARK, MARK_CHARACTERS
 from orchestrator.runtime.spawn.environment import inheritable_environment
-from orchestrator.runtime.spawn.lifeline import (
-    ForkServerError,
-    ForkServerForeignError,
-    ForkServerMissingError,
-    ForkServerRefusedError,
-    ForkServerStartError,
-    ForkServerTimeoutError,
-    ForkServerVersionError,
-    Lifeline,
-    owned,
-)
+from orchestrator.spec.plain_files import read_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from orchestrator.runtime.forkserver.wire import SpawnRequest
+
+_READ_BYTES = 65536
+_RECORD_VERSION = 1
+_CLOSED = -1
+MAX_RECORD_BYTES: Final = 4 * 1024 * 1024
+"""An exit record is less than a tenth of this: the reporting process cuts its texts."""
+MAX_EXIT_CODE: Final = 255
+MAX_SIGNAL: Final = 64
+
+T = TypeVar("T")
+
+
+class ForkServerError(Exception):
+    """The fork server did not do what was asked; each subclass says why and what to do next."""
+
+
+class ForkServerMissingError(ForkServerError):
+    """Nothing listens on the socket: start the server with start_fork_server, then repeat the call."""
+
+
+class ForkServerForeignError(ForkServerError):
+    """Another user listens on the socket; nothing was sent. Remove the socket's file."""
+
+
+class ForkServerRefusedError(ForkServerError):
+    """The server refused the request; the message is its own. Fix the request and repeat it."""
+
+
+class ForkServerVersionError(ForkServerError):
+    """The server was started by another version of orch: shut it down and start one of this version."""
+
+
+class ForkServerTimeoutError(ForkServerError):
+    """No answer within the deadline: the server may still be warming up (see its log), or the machine is overloaded."""
+
+
+class ForkServerStartError(ForkServerError):
+    """The server could not be started; the message holds the interpreter's output."""
+
+
+class ExitRecordError(ForkServerError):
+    """The file in an exit record's place is invalid: the job's own processes can write there. It counts as absent."""
+
+
+# -- events of a lifeline; times are Unix times in seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """The process is about to run its first line."""
+
+    pid: int
+    cold: str | None
+    """Reason for a fresh interpreter; None for a warm start and for commands."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorRaised:
+    """The exception that is ending the process, or what kept it from starting."""
+
+    type: str
+    message: str
+    traceback: str
+    at: float
+    missing_file: str = ""
+    """The file that a FileNotFoundError names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """Facts about the end of a process besides its status; None where they are not known."""
+
+    stop_seen_at: float | None = None
+    """Time at which it noticed a request to stop, from its owner or not: by its handler for SIGTERM, or by its page."""
+    keeper_terminated_at: float | None = None
+    """Time at which its keeper got SIGTERM, which its owner never sends."""
+    last_step: int | None = None
+    total_steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUsed:
+    """Memory of the machine that the process used.
+
+    ``peak_bytes``, ``limit_bytes`` and ``kills`` are of its control group: None and 0 where there is none, or no limit.
+    """
+
+    max_rss_bytes: int
+    peak_bytes: int | None = None
+    limit_bytes: int | None = None
+    kills: int = 0
+    """Number of the group's processes that the kernel has killed for memory, at the group's own limit or not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exited:
+    """The process has ended; one of `exit_code` and `signal` is None."""
+
+    exit_code: int | None
+    signal: int | None
+    cause: str | None
+    """The last order to its keeper: stop, stop_deadline, kill, lifeline; None: it ended by itself."""
+    record_error: str | None
+    """Reason that the exit record could not be written; None: it is on disk."""
+    at: float
+    ending: Ending = Ending()
+    memory: MemoryUsed | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """No process of the tree is left."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperLost:
+    """The keeper died first: the process dies with it; how it would have ended is unknown."""
+
+    at: float
+
+
+Event = Started | ErrorRaised | Exited | Gone | KeeperLost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitRecord:
+    """End of a process, as its keeper recorded it on disk."""
+
+    record: Mapping[str, Any]
+    """The ``record`` of the request, unchanged."""
+    pid: int
+    keeper_pid: int
+    started_at: float
+    ended_at: float
+    exit_code: int | None
+    signal: int | None
+    cause: str | None
+    error: ErrorRaised | None
+    ending: Ending = Ending()
+    memory: MemoryUsed | None = None
+
+
+def read_exit_record(path: Path) -> ExitRecord | None:
+    """Read the record at `path`; None while there is none. Records are complete or absent.
+
+    The job's own processes can write to the file, and replace its directories: no link is followed. Raises ExitRecordError
+    for an invalid record, and ForkServerVersionError.
+    """
+    try:
+        text = read_plain(path, MAX_RECORD_BYTES, real=True)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ExitRecordError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ExitRecordError(f"{path} is not an exit record: it is not JSON") from error
+    if not isinstance(fields, dict) or "version" not in fields:
+        raise ExitRecordError(f"{path} is not an exit record")
+    if fields["version"] != _RECORD_VERSION:
+        raise ForkServerVersionError(f"{path} was written by another version of orch; read it with that one")
+    error_fields, used = fields.get("error"), fields.get("memory")
+    raised = None if error_fields is None else _built(ErrorRaised, error_fields)
+    memory = None if used is None else _built(MemoryUsed, used)
+    record = _built(ExitRecord, {**fields, "error": raised, "ending": _ending(fields), "memory": memory})
+    missing = (raised is None) != (error_fields is None) or (memory is None) != (used is None)
+    if record is None or missing or not _is_an_end(record):
+        raise ExitRecordError(f"{path} is not an exit record: a value is missing, of the wrong type, or out of range")
+    return record
+
+
+def _is_an_end(record: ExitRecord) -> bool:
+    if record.signal is not None:
+        return record.exit_code is None and 1 <= record.signal <= MAX_SIGNAL
+    return record.exit_code is not None and 0 <= record.exit_code <= MAX_EXIT_CODE
+
+
+def _ending(fields: Any) -> Ending:
+    """Read the ending; a value of the wrong type counts as missing."""
+    known = fields if isinstance(fields, dict) else {}
+    return repaired(Ending(**{name: known.get(name) for name in Ending.__slots__}))[0]
+
+
+class Lifeline:
+    """The owner's end of a lifeline: the process's events, and orders to its keeper. One reader at a time.
+
+    The process lives as long as this is open. Orders return False when the keeper has ended.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._lines = wire.LineReader()
+        self._pending: list[Event] = []
+        self._ended = False
+        self._waiting: asyncio.Event | None = None
+
+    def signal(self, number: int) -> bool:
+        """Send a signal to the process's group."""
+        return self._order({"cmd": "signal", "signal": int(number)})
+
+    def stop(self, grace: timedelta) -> bool:
+        """Send SIGTERM to the group now; the keeper sends SIGKILL to the whole tree after `grace`, even if the caller dies."""
+        return self._order({"cmd": "stop", "grace_seconds": grace.total_seconds()})
+
+    def kill(self) -> bool:
+        """Send SIGKILL to the whole tree, now."""
+        return self._order({"cmd": "kill"})
+
+    def close(self) -> None:
+        """Close the lifeline: the rest of the tree is killed. A waiting reader gets what has arrived, then None."""
+        self._ended = True
+        if self._waiting is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._waiting.set()
+        self._socket.close()
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, for pollers."""
+        return self._socket.fileno()
+
+    def _order(self, message: dict[str, Any]) -> bool:
+        try:
+            self._socket.send(wire.encode_line(message))
+        except OSError:
+            return False
+        return True
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self._events()
+
+    async def _events(self) -> AsyncIterator[Event]:
+        """Yield every event until Gone or KeeperLost, which is the last."""
+        while (event := await self.next_event()) is not None:
+            yield event
+
+    async def next_event(self) -> Event | None:
+        """Return the next event; None after the last one. Cancelling loses nothing."""
+        while not self._pending and not self._ended:
+            await self._readable()
+            if not self._ended:
+                self._receive()
+        return self._pending.pop(0) if self._pending else None
+
+    async def _readable(self) -> None:
+        """Wait without reading: a cancelled sock_recv may already have taken bytes from the socket."""
+        loop = asyncio.get_running_loop()
+        self._waiting = asyncio.Event()
+        loop.add_reader(self._socket, self._waiting.set)
+        try:
+            await self._waiting.wait()
+        finally:
+            self._waiting = None
+            if self._socket.fileno() != _CLOSED:
+                loop.remove_reader(self._socket)
+
+    def _receive(self) -> None:
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        messages = self._messages(data)
+        if messages is not None:
+            for message in messages:
+                self._take_message(message)
+            self._ended = any(isinstance(event, Gone) for event in self._pending)
+        else:
+            self._ended = True
+            self._pending.append(KeeperLost(at=time.time()))
+
+    def _messages(self, data: bytes) -> list[dict[str, Any]] | None:
+        """Return the received messages; None at the end, and for a peer that sends invalid messages."""
+        try:
+            return self._lines.feed(data) if data else None
+        except wire.WireError:
+            return None
+
+    def _take_message(self, message: dict[str, Any]) -> None:
+        """Add the event of a message; none for one of unknown kind or with missing fields."""
+        cls = _EVENTS.get(str(message.get("event")))
+        if cls is Exited:
+            memory, ending = _built(MemoryUsed, message.get("memory")), _ending(message.get("ending"))
+            message = {**message, "memory": memory, "ending": ending}
+        event = None if cls is None else _built(cls, message)
+        if event is not None:
+            self._pending.append(event)
+
+
+def owned(sock: socket.socket) -> Lifeline:
+    """Return the owner's end of a started process's lifeline, and let the process run its first line."""
+    with contextlib.suppress(OSError):  # the keeper has ended: the lifeline reports that
+        sock.send(wire.encode_line({"cmd": "go"}))
+    return Lifeline(sock)
+
+
+_EVENTS: dict[str, type[Started | ErrorRaised | Exited | Gone]] = {
+    "started": Started,
+    "error": ErrorRaised,
+    "exited": Exited,
+    "gone": Gone,
+}
+
+
+def _built(cls: type[T], values: Any) -> T | None:
+    """Build the dataclass from the values that it declares; None where one is missing or of the wrong type."""
+    if not isinstance(values, dict):
+        return None
+    names: Mapping[str, object] = cls.__dataclass_fields__  # type: ignore[attr-defined]  # a dataclass
+    try:
+        made = cls(**{name: values[name] for name in names if name in values})
+    except TypeError:
+        return None
+    return None if misfits(made) else made
+
 
 SERVER_FILE = Path(__file__).parents[1] / "forkserver" / "server.py"
 MAX_SOCKET_PATH_BYTES = 107

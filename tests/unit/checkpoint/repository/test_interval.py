@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.checkpoint.repository.interval import (
+from orchestrator.train.script.save_schedule import (
     CHEAP_SHARE,
     LONGEST_SECONDS,
     choose_interval,

@@ -8,7 +8,7 @@ import torch
 
 from orchestrator.checkpoint import CheckpointRepository, CheckpointStatus, CorruptCheckpointError, StaleAttemptError
 from orchestrator.checkpoint.errors import InsufficientSpaceError, ResumeMismatchError
-from orchestrator.checkpoint.snapshots.reader import SnapshotReader
+from orchestrator.checkpoint.snapshots.file import SnapshotReader
 from orchestrator.checkpoint.storage.storage import LocalStorage
 from tests.support.disks import fill, small_disk
 

@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.checkpoint.format import codec, tensorfile
-from orchestrator.checkpoint.format import foreign_values as foreign
 from orchestrator.checkpoint.snapshots.encode_plan import PartPlan
 
 
 def content(plan):
     """Return the state that the plan would store now, decoded."""
-    raw = bytearray(plan.header + b"".join(bytes(foreign.memory(source)) for source in plan.sources))
+    raw = bytearray(plan.header + b"".join(bytes(codec.memory(source)) for source in plan.sources))
     entries, data = tensorfile.parse(raw) if raw else ((), memoryview(b""))
     return codec.decode(json.loads(plan.tree), entries, data)
 
@@ -32,7 +31,7 @@ def reference(state):
 
 
 def stored(plan):
-    return plan.tree, plan.header + b"".join(bytes(foreign.memory(source)) for source in plan.sources)
+    return plan.tree, plan.header + b"".join(bytes(codec.memory(source)) for source in plan.sources)
 
 
 LEAVES = st.one_of(

@@ -11,14 +11,15 @@ import torch
 from orchestrator.checkpoint import CheckpointRepository, CorruptCheckpointError, ResumeMismatchError
 from orchestrator.checkpoint.format.layout import Version, ticket_name
 from orchestrator.checkpoint.snapshots.file import (
+    MEMORY,
     SnapshotDirectory,
+    SnapshotReader,
     SnapshotSlot,
     SnapshotUnavailableError,
     held,
     identity,
     version_of,
 )
-from orchestrator.checkpoint.snapshots.reader import MEMORY, SnapshotReader
 from orchestrator.checkpoint.snapshots.writer import SnapshotWriter
 from orchestrator.checkpoint.storage.storage import LocalStorage
 from tests.support import warm

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.runtime.forkserver import interpreter
+from orchestrator.runtime.forkserver import launch as interpreter
 from orchestrator.runtime.forkserver.wire import parse
 
 

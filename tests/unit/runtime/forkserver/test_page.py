@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.runtime.forkserver import page as reader
-from orchestrator.runtime.forkserver.page import LastPage, read_last_page
+from orchestrator.runtime.forkserver import reports as reader
+from orchestrator.runtime.forkserver.reports import LastPage, read_last_page
 from orchestrator.train.script import progress as layout
 from orchestrator.train.script.progress import ProgressPage
 from tests.support.pages import BothSides

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import structlog
 
-from orchestrator.checkpoint.repository.status import PersisterStatus
+from orchestrator.checkpoint.repository.persister import PersisterStatus
 from orchestrator.core import events as ev
 from orchestrator.core.conformance import unchecked
 from orchestrator.core.diagnosis.observation import StorageSeen, TerminalSeen
@@ -20,7 +20,7 @@ from orchestrator.runtime.gangs.rank_rpc import Timeouts
 from orchestrator.runtime.gangs.relay import EventRelay
 from orchestrator.runtime.gangs.table import Gang
 from orchestrator.runtime.ranks.rank_events import PollCursor, PollReply, RankEvent
-from orchestrator.runtime.spawn.lifeline import Ending, ErrorRaised, Exited, ExitRecord, Gone, Started
+from orchestrator.runtime.spawn.client import Ending, ErrorRaised, Exited, ExitRecord, Gone, Started
 from orchestrator.spec.paths import Paths
 from orchestrator.train.script.progress import CheckpointFacts, ProgressSnapshot
 from tests.unit.core.builders import make_spec, pending, running

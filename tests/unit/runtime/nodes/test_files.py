@@ -20,11 +20,17 @@ from orchestrator.runtime.cluster.nodes import NodeRegistry
 from orchestrator.runtime.gangs.errors import NodeFilesError, NodeGoneError
 from orchestrator.runtime.gangs.job_files import JobFiles, LogMirror
 from orchestrator.runtime.nodes.directories import clear_pages, node_directory, page_directory
-from orchestrator.runtime.nodes.files import CHUNK_BYTES, BlobDamagedError, NodeFiles
-from orchestrator.runtime.nodes.working_copy import find_outputs, keep_output, new_output
+from orchestrator.runtime.nodes.files import (
+    CHUNK_BYTES,
+    BlobDamagedError,
+    NodeFiles,
+    find_outputs,
+    keep_output,
+    new_output,
+)
 from orchestrator.runtime.pools import Pool
 from orchestrator.runtime.ranks.logs import LogLimits, LogReader, LogWriter, log_path
-from orchestrator.runtime.spawn.lifeline import ExitRecordError, read_exit_record
+from orchestrator.runtime.spawn.client import ExitRecordError, read_exit_record
 from orchestrator.spec.paths import Paths
 from tests.support.deep_trees import MakeDeep
 from tests.support.records import replace

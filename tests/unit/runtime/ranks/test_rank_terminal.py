@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator.core.events import Exit
-from orchestrator.runtime.forkserver import interpreter
+from orchestrator.runtime.forkserver import launch as interpreter
 from orchestrator.runtime.ranks.session_messages import (
     READ_BYTES,
     AttachRequest,

@@ -19,11 +19,10 @@ from orchestrator.train.errors import DataError
 from orchestrator.train.trainer.config.config import MultiGPUConfig
 from orchestrator.train.trainer.data.batches import compute_loss, count, map_tensors, split
 from orchestrator.train.trainer.engine.step_clock import CpuClock, Part
-from orchestrator.train.trainer.engine.trainers import DistributedDataParallelTrainer
+from orchestrator.train.trainer.engine.trainer import DistributedDataParallelTrainer
 from orchestrator.train.trainer.measure import metrics as measuring
 from orchestrator.train.trainer.measure import peaks
-from orchestrator.train.trainer.measure.metrics import MetricsCollector, mean_interval
-from orchestrator.train.trainer.measure.mfu import count_flops, device_peak
+from orchestrator.train.trainer.measure.metrics import MetricsCollector, count_flops, device_peak, mean_interval
 from orchestrator.train.trainer.measure.monitor import PerformanceMonitor, comparison_report
 from orchestrator.train.trainer.measure.peaks import peak_flops, peak_source
 from tests.unit.train.trainer.builders import a_model, alone, cross_entropy, sgd
