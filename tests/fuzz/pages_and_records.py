@@ -163,7 +163,7 @@ def _requests() -> list[bytes]:
         secrets=["s"],
         umask=0o22,
     )
-    message, _ = spawn.message({"stdout": 0, "stderr": 1, "lifeline": 2, "extra:7": 3, "lease": 4})
+    message, _ = spawn.message({"stdout": 0, "stderr": 1, "lifeline": 2, "lease": 3})
     return [json.dumps(message).encode()]
 
 

@@ -10,8 +10,11 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from orchestrator.checkpoint.errors import CorruptCheckpointError
 
@@ -135,30 +138,31 @@ def tensor_file(part: str) -> str:
 
 
 FORMAT = "orch-checkpoint"
-_MOST = 2**63
 FORMAT_VERSION = 1
 
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Time = Annotated[float, Meta(ge=0.0, le=1e11)]
+"""Seconds since the epoch, and no infinity."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileRecord:
+
+class FileRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One file's size in bytes and its SHA-256 in hexadecimal."""
 
-    bytes: int
+    bytes: Count
     sha256: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A complete checkpoint. ``ranks`` lists the ranks with a part of their own; ``created_at`` is a wall time."""
 
-    step: int
-    attempt: int
+    step: Count
+    attempt: Count
     job_id: str
-    world_size: int
-    created_at: float
-    ranks: tuple[int, ...]
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    files: Mapping[str, FileRecord]
+    world_size: Count
+    created_at: Time
+    ranks: tuple[Count, ...]
+    metrics: dict[str, float] = {}
+    files: dict[str, FileRecord]
 
     @property
     def total_bytes(self) -> int:
@@ -168,19 +172,10 @@ class Manifest:
 
 def render_manifest(manifest: Manifest) -> bytes:
     """Return the manifest as canonical JSON text."""
-    body = {
-        "format": FORMAT,
-        "version": FORMAT_VERSION,
-        "step": manifest.step,
-        "attempt": manifest.attempt,
-        "job_id": manifest.job_id,
-        "world_size": manifest.world_size,
-        "created_at": manifest.created_at,
-        "ranks": list(manifest.ranks),
-        "metrics": {name: value if math.isfinite(value) else repr(value) for name, value in manifest.metrics.items()},
-        "files": render_files(manifest.files),
-    }
-    return _text(body)
+    body = msgspec.to_builtins(manifest)
+    body["metrics"] = {name: value if math.isfinite(value) else repr(value) for name, value in manifest.metrics.items()}
+    body["files"] = render_files(manifest.files)
+    return _text({"format": FORMAT, "version": FORMAT_VERSION, **body})
 
 
 def parse_manifest(raw: bytes | bytearray | memoryview) -> Manifest:
@@ -188,22 +183,14 @@ def parse_manifest(raw: bytes | bytearray | memoryview) -> Manifest:
     try:
         body = json.loads(bytes(raw))
         claimed = body.pop("sha256")
-        version = body.get("version")
-        if body.get("format") != FORMAT or type(version) is not int or version != FORMAT_VERSION:
+        fields = dict(body)
+        if (fields.pop("format"), repr(fields.pop("version"))) != (FORMAT, repr(FORMAT_VERSION)):
             raise CorruptCheckpointError(
                 f"manifest: not {FORMAT} version {FORMAT_VERSION}; read it with the orch that wrote it"
             )
-        _check_types(body)
-        manifest = Manifest(
-            step=body["step"],
-            attempt=body["attempt"],
-            job_id=body["job_id"],
-            world_size=body["world_size"],
-            created_at=body["created_at"],
-            ranks=tuple(body["ranks"]),
-            metrics={name: float(value) for name, value in body["metrics"].items()},
-            files=parse_files(body["files"]),
-        )
+        metrics = msgspec.convert(fields["metrics"], dict[str, float | str])
+        fields["metrics"] = {name: float(value) for name, value in metrics.items()}
+        manifest = msgspec.convert(fields, Manifest)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CorruptCheckpointError(f"manifest: torn or damaged ({type(error).__name__}: {error})") from error
     if claimed != _digest(body) or _text(body) != raw:
@@ -211,30 +198,14 @@ def parse_manifest(raw: bytes | bytearray | memoryview) -> Manifest:
     return manifest
 
 
-def _check_types(body: Mapping[str, Any]) -> None:
-    """Raise TypeError for values that ``render_manifest`` never writes, whatever the digest says."""
-    counts = [body["step"], body["attempt"], body["world_size"], *body["ranks"]]
-    counts += [record["bytes"] for record in body["files"].values()]
-    if any(type(count) is not int or not 0 <= count < _MOST for count in counts):
-        raise TypeError("a count is invalid")
-    if not isinstance(body["job_id"], str) or type(body["created_at"]) not in (int, float):
-        raise TypeError("job_id or created_at is malformed")
-    if not math.isfinite(body["created_at"]):
-        raise ValueError("created_at is not a time")
-    if any(type(value) not in (int, float, str) for value in body["metrics"].values()):
-        raise TypeError("a metric is not a number")
-    if any(not isinstance(record["sha256"], str) for record in body["files"].values()):
-        raise TypeError("a digest is invalid")
-
-
 def render_files(files: Mapping[str, FileRecord]) -> dict[str, dict[str, Any]]:
     """Return file records as JSON values."""
-    return {name: {"bytes": record.bytes, "sha256": record.sha256} for name, record in sorted(files.items())}
+    return {name: msgspec.to_builtins(record) for name, record in sorted(files.items())}
 
 
-def parse_files(body: Mapping[str, Any]) -> dict[str, FileRecord]:
-    """Parse what ``render_files`` wrote."""
-    return {name: FileRecord(bytes=value["bytes"], sha256=value["sha256"]) for name, value in body.items()}
+def parse_files(body: Any) -> dict[str, FileRecord]:
+    """Parse what ``render_files`` wrote. Raises ValueError for anything else."""
+    return msgspec.convert(body, dict[str, FileRecord])
 
 
 def _text(body: Mapping[str, Any]) -> bytes:

@@ -14,7 +14,6 @@ Everything is copied before ``save`` returns: what training changes afterwards i
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import functools
 import math
 import os
@@ -23,6 +22,8 @@ import time
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import structs
 
 from orchestrator.checkpoint.format import codec
 from orchestrator.checkpoint.format.layout import Version
@@ -133,7 +134,9 @@ class SnapshotWriter:
         copier.slot.want(word if wanted else 0)
         copier.copy()
         regions = self._layout.regions()
-        copier.slot.describe(self._meta(step=step, gang=gang, created_at=time.time(), metrics=metrics, parts=regions))
+        copier.slot.describe(
+            self._meta(step=step, gang=gang, created_at=time.time(), metrics=dict(metrics), parts=regions)
+        )
         copier.slot.commit(word)
         self.copy_seconds = time.perf_counter() - began
         return sum(region.tree_bytes + region.image_bytes for region in regions)
@@ -509,8 +512,7 @@ class StateLayout:
     def regions(self) -> tuple[PartRegion, ...]:
         """Return the regions, with the lengths of the present content."""
         return tuple(
-            dataclasses.replace(region, tree_bytes=len(self._plans[region.name].tree))
-            for region in self._regions.values()
+            structs.replace(region, tree_bytes=len(self._plans[region.name].tree)) for region in self._regions.values()
         )
 
     def close(self) -> None:

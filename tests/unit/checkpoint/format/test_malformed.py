@@ -9,6 +9,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -190,8 +191,8 @@ def test_a_description_in_memory_that_makes_no_sense_is_no_snapshot(tmp_path: Pa
     writer.close()
     (slot,) = SnapshotDirectory(folder).slots(0)
     length, _ = struct.unpack_from("<II", slot.memory, 128)
-    body = json.loads(slot.memory[136 : 136 + length])
-    raw = json.dumps({**body, **change}).encode()
+    body = msgspec.msgpack.decode(slot.memory[136 : 136 + length])
+    raw = msgspec.msgpack.encode({**body, **change})
     slot.memory[136 : 136 + len(raw)] = raw
     import zlib
 

@@ -43,7 +43,9 @@ def test_what_is_rendered_is_parsed(sample):
 
 def test_scores_that_are_no_numbers_survive_and_the_text_stays_json():
     raw = layout.render_manifest(
-        Manifest(**{**{name: getattr(SAMPLE, name) for name in SAMPLE.__slots__}, "metrics": {"loss": math.nan}})
+        Manifest(
+            **{**{name: getattr(SAMPLE, name) for name in SAMPLE.__struct_fields__}, "metrics": {"loss": math.nan}}
+        )
     )
     assert json.loads(raw, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))["metrics"] == {"loss": "nan"}
     assert math.isnan(layout.parse_manifest(raw).metrics["loss"])
