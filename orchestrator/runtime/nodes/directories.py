@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from orchestrator import trees
 from orchestrator.private_files import check_private, enter_private, make_private, remove_private
 from orchestrator.runtime.forkserver import linux
+from orchestrator.runtime.forkserver.holder import Identity
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -216,15 +217,8 @@ def clear_ended_nodes(node_dir: Path) -> None:
     for other in node_dir.parent.iterdir():
         with contextlib.suppress(OSError, ValueError):
             pid, ticks = map(int, (other / _NOTE).read_text(encoding="ascii").split())
-            if other != node_dir and not _runs(pid, ticks) and not any((other / "fork").glob("*.sock")):
+            if other != node_dir and not Identity(pid, ticks).lives() and not any((other / "fork").glob("*.sock")):
                 trees.remove(other, until=time.monotonic() + ROUND_SECONDS)
-
-
-def _runs(pid: int, ticks: int) -> bool:
-    try:
-        return linux.start_ticks(pid) == ticks
-    except OSError:
-        return False
 
 
 SERVICES: Final = ("agent-", "exporter-")  # prefixes of actors that serve all jobs

@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from orchestrator.core.facts.fact import Fact
-    from orchestrator.runtime.forkserver.holder import Identity
     from orchestrator.runtime.ranks.exit_evidence import ExitEvidence
     from orchestrator.runtime.ranks.launch_spec import RankPlan
     from orchestrator.runtime.ranks.output import RankOutput
@@ -430,7 +429,9 @@ class RankProcess:
         self._evidence.close()
         await self._output.close()
         self._lifeline.close()
-        await _ended(self._keeper)
+        keeper = None if self._keeper is None else self._keeper.open()
+        if keeper is not None:
+            await process_ended(keeper)
 
     async def _take(self, event: Event) -> bool:
         """Process one event of the keeper; return whether it was the last."""
@@ -470,17 +471,3 @@ class RankProcess:
             if await asyncio.to_thread(end_remains, self._lock, _REMAINS_SECONDS):
                 return
             await asyncio.sleep(_REMAINS_AGAIN_SECONDS)  # another process holds the lock and ends it
-
-
-async def _ended(process: Identity | None) -> None:
-    """Return when the process has ended."""
-    if process is None:
-        return
-    try:
-        handle = os.pidfd_open(process.pid)
-    except OSError:  # nothing has that number any more
-        return
-    if holder.identity_of(process.pid) == process:
-        await process_ended(handle)
-    else:
-        os.close(handle)

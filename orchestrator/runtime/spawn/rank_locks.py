@@ -265,13 +265,11 @@ def end_tree(path: Path, seconds: float, *, limit: float = KEEPER_SECONDS) -> bo
 
 def kill_process(process: Identity) -> None:
     """Send SIGKILL to exactly this process, unless it has ended."""
-    with contextlib.suppress(OSError):
-        handle = os.pidfd_open(process.pid)
-        try:
-            if holder.identity_of(process.pid) == process:  # else the number belongs to another process by now
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
-        finally:
-            os.close(handle)
+    handle = process.open()
+    if handle is not None:
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        os.close(handle)
 
 
 def clear_locks(node_dir: Path, live: Collection[str], young_seconds: float = 60.0) -> None:
