@@ -86,7 +86,7 @@ def _read_tensors(data: bytes) -> bool:
 
 
 def _states() -> list[bytes]:
-    return [codec.encode(STATE).tree_bytes()]
+    return [codec.encode(STATE).text]
 
 
 def _read_state(data: bytes) -> bool:

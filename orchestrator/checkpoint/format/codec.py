@@ -26,10 +26,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestrator.checkpoint.errors import MALFORMED, CorruptCheckpointError, UnsupportedStateError
 from orchestrator.checkpoint.format.sharded import ShardedLeaf
-from orchestrator.checkpoint.format.tensorfile import ITEM_BYTES, OTHER_TORCH_TYPES, TORCH_TYPES, torch_type
+from orchestrator.checkpoint.format.tensorfile import (
+    ITEM_BYTES,
+    OTHER_TORCH_TYPES,
+    TORCH_TYPES,
+    header,
+    plan,
+    torch_type,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
     from orchestrator.checkpoint.format.tensorfile import TensorEntry
 
@@ -272,14 +279,36 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """A state as a JSON tree and its leaves."""
+    """A state as a JSON tree, its ``text``, and its leaves: a part of a checkpoint (see storage.writer.Part)."""
 
     tree: Any
+    text: bytes
     leaves: tuple[Leaf, ...]
 
-    def tree_bytes(self) -> bytes:
-        """Return the tree as JSON text."""
-        return json.dumps(self.tree, separators=(",", ":"), allow_nan=False).encode()
+    @property
+    def total_bytes(self) -> int:
+        """The approximate size on storage."""
+        return len(self.text) + sum(leaf.total_bytes for leaf in self.leaves)
+
+    def tree_file(self) -> tuple[bytes]:
+        """Return the content of its JSON file."""
+        return (self.text,)
+
+    def tensor_file(self) -> Iterator[bytes | memoryview] | None:
+        """Yield the content of its tensor file, piece by piece; None when it has no tensors."""
+        return self._tensor_file() if self.leaves else None
+
+    def _tensor_file(self) -> Iterator[bytes | memoryview]:
+        entries = plan([(leaf.name, leaf.dtype, leaf.shape) for leaf in self.leaves])
+        by_name = {leaf.name: leaf for leaf in self.leaves}
+        yield header(entries, {"format": "pt"})
+        for entry in entries:
+            yield by_name[entry.name].memory()
+
+
+def json_text(tree: Any) -> bytes:
+    """Return a JSON tree as text."""
+    return json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
 
 
 def encode(state: Any) -> Encoded:
@@ -292,7 +321,7 @@ def encode(state: Any) -> Encoded:
         tree = encoder.value(state, "")
     except RecursionError as error:
         raise UnsupportedStateError("state is nested too deeply to store; flatten it") from error
-    return Encoded(tree=tree, leaves=tuple(encoder.leaves))
+    return Encoded(tree=tree, text=json_text(tree), leaves=tuple(encoder.leaves))
 
 
 def decode(tree: Any, entries: Sequence[TensorEntry], data: memoryview) -> Any:

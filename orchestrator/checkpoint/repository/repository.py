@@ -28,7 +28,7 @@ from orchestrator.checkpoint.storage.directory import (
     Retention,
 )
 from orchestrator.checkpoint.storage.storage import FULL, LocalStorage, Storage, open_storage
-from orchestrator.checkpoint.storage.writer import CheckpointWriter, Draft, EncodedPart, Fence, Part
+from orchestrator.checkpoint.storage.writer import CheckpointWriter, Draft, Fence, Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -257,7 +257,7 @@ class CheckpointRepository:
         self, states: Mapping[str, Any], *, step: int, gang: bool, metrics: Mapping[str, float] | None = None
     ) -> CheckpointInfo | None:
         """Store a checkpoint as ``save`` does, from the states of its parts by name (see sharded.parts_of)."""
-        parts = {name: _part(part) for name, part in states.items()}
+        parts = {name: codec.encode(part) for name, part in states.items()}
         return self.save_parts(parts, step=step, gang=gang, metrics=metrics)
 
     def save_parts(
@@ -335,8 +335,3 @@ class CheckpointRepository:
     def retain(self) -> tuple[str, ...]:
         """Remove the checkpoints that retention does not keep; return the names of the removed complete checkpoints."""
         return self._directory.retain(self.retention)
-
-
-def _part(state: Any) -> EncodedPart:
-    encoded = codec.encode(state)
-    return EncodedPart(tree=encoded.tree_bytes(), leaves=encoded.leaves)

@@ -1,4 +1,3 @@
-# ruff: noqa: D102 - Part documents the methods
 """Writes a checkpoint and commits it. Takes bytes, needs neither torch nor numpy: the rank actor uses it as well.
 
 Files are written and fsynced in a staging directory, the manifest comes last, and one atomic rename gives the
@@ -25,15 +24,14 @@ from orchestrator.checkpoint.errors import (
     OvertakenError,
     StaleAttemptError,
 )
-from orchestrator.checkpoint.format import layout, tensorfile
+from orchestrator.checkpoint.format import layout
 from orchestrator.checkpoint.format.layout import FileRecord, Manifest
 from orchestrator.checkpoint.storage.directory import CheckpointReader
 from orchestrator.checkpoint.storage.storage import except_on_full_disk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from orchestrator.checkpoint.format.codec import Leaf
     from orchestrator.checkpoint.format.layout import Version
     from orchestrator.checkpoint.storage.directory import CheckpointDirectory, CheckpointInfo
     from orchestrator.checkpoint.storage.storage import Storage
@@ -107,24 +105,6 @@ class Part(Protocol):
     def tensor_file(self) -> Iterator[bytes | memoryview] | None:
         """Yield the content of its tensor file in the same way; None when it has no tensors."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedPart:
-    """A part directly from the codec."""
-
-    tree: bytes
-    leaves: Sequence[Leaf]
-
-    @property
-    def total_bytes(self) -> int:
-        return len(self.tree) + sum(leaf.total_bytes for leaf in self.leaves)
-
-    def tree_file(self) -> Iterable[bytes | memoryview]:
-        return (self.tree,)
-
-    def tensor_file(self) -> Iterator[bytes | memoryview] | None:
-        return _tensor_file(self.leaves) if self.leaves else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,11 +242,3 @@ class CheckpointWriter:
             for part in draft.parts:
                 self._storage.remove(f"{staging}/{layout.tensor_file(part)}")
                 self._storage.remove(f"{staging}/{layout.tree_file(part)}")
-
-
-def _tensor_file(leaves: Sequence[Leaf]) -> Iterator[bytes | memoryview]:
-    entries = tensorfile.plan([(leaf.name, leaf.dtype, leaf.shape) for leaf in leaves])
-    by_name = {leaf.name: leaf for leaf in leaves}
-    yield tensorfile.header(entries, {"format": "pt"})
-    for entry in entries:
-        yield by_name[entry.name].memory()

@@ -24,10 +24,7 @@ def content(plan):
 def reference(state):
     """Return the bytes of tree and tensor file that the codec alone produces."""
     encoded = codec.encode(state)
-    entries = tensorfile.plan([(leaf.name, leaf.dtype, leaf.shape) for leaf in encoded.leaves])
-    memory = {leaf.name: bytes(leaf.memory()) for leaf in encoded.leaves}
-    raw = bytearray(tensorfile.header(entries, {"format": "pt"}) + b"".join(memory[entry.name] for entry in entries))
-    return encoded.tree_bytes(), bytes(raw) if encoded.leaves else b""
+    return encoded.text, b"".join(encoded.tensor_file() or ())
 
 
 def stored(plan):
