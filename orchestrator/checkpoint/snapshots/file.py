@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import msgspec
 from msgspec import Meta
 
+from orchestrator import units
 from orchestrator.checkpoint.errors import CorruptCheckpointError
 from orchestrator.checkpoint.format import codec, layout, tensorfile
 from orchestrator.checkpoint.format.layout import Version
@@ -131,7 +132,7 @@ class SnapshotSlot:
         left = available_memory_bytes()
         if left is not None and size > left * MOST_OF_AVAILABLE:
             raise SnapshotUnavailableError(
-                f"no room for a snapshot of {size} bytes: {left} bytes of memory are left on this machine"
+                f"no room for a snapshot of {units.size(size)}: {units.size(left)} of memory are left on this machine"
             )
         draft = path.with_suffix(".new")
         handle = os.open(draft, os.O_CREAT | os.O_RDWR | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -141,7 +142,9 @@ class SnapshotSlot:
             slot.memory = mmap.mmap(handle, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except OSError as error:
             draft.unlink()
-            raise SnapshotUnavailableError(f"{path.parent}: no room for a snapshot of {size} bytes: {error}") from error
+            raise SnapshotUnavailableError(
+                f"{path.parent}: no room for a snapshot of {units.size(size)}: {error}"
+            ) from error
         os.pwrite(handle, _HEAD.pack(_MAGIC, _FORMAT, HEADER_BYTES), 0)
         draft.replace(path)
         return slot

@@ -28,6 +28,7 @@ from orchestrator.checkpoint.format import layout
 from orchestrator.checkpoint.format.layout import FileRecord, Manifest
 from orchestrator.checkpoint.storage.directory import CheckpointReader
 from orchestrator.checkpoint.storage.storage import except_on_full_disk
+from orchestrator.units import size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -177,7 +178,7 @@ class CheckpointWriter:
             free = self._storage.free_bytes()
         if free is not None and free < needed:
             raise InsufficientSpaceError(
-                f"{self._storage.location()} has {free} bytes free, the checkpoint needs {needed};"
+                f"{self._storage.location()} has {size(free)} free, the checkpoint needs {size(needed)};"
                 " free some space or lower checkpoint.keep"
             )
 
