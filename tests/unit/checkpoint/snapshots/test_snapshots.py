@@ -258,7 +258,7 @@ def test_memory_that_is_not_there_is_not_taken(folder, write, monkeypatch):
     writer.save({"state": state(1)}, step=1, gang=False)
     assert writer.slots.memory_bytes == 3 * os.stat(folder / "rank-00000.0.snap").st_size
     monkeypatch.setattr(snapshot_file, "available_memory_bytes", lambda: 100_000)
-    with pytest.raises(SnapshotUnavailableError, match="97.7 KiB of memory are left"):
+    with pytest.raises(SnapshotUnavailableError, match=r"97\.7 KiB of memory are left"):
         writer.save({"state": {"big": torch.zeros(90_000)}}, step=2, gang=False)
     monkeypatch.setattr(snapshot_file, "available_memory_bytes", lambda: None)
     assert writer.save({"state": {"big": torch.zeros(90_000)}}, step=2, gang=False)
