@@ -31,9 +31,8 @@ from orchestrator.core.ids import JobId
 from orchestrator.core.states import JobState
 from orchestrator.daemon.loop import Loop
 from orchestrator.runtime.gangs.launching import Places, rank_plans
-from orchestrator.runtime.memory.cluster import MemoryCluster
+from orchestrator.runtime.memory.cluster import MemoryCluster, Script
 from orchestrator.runtime.memory.gangs import MemoryGangs
-from orchestrator.runtime.memory.ranks import Script
 from orchestrator.runtime.ranks.logs import LogLimits
 from orchestrator.spec.job import parse_job
 from orchestrator.spec.paths import Paths

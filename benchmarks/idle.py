@@ -104,7 +104,7 @@ def bare_ray(windows: int, seconds: float) -> list[float]:
 
 def members(orch: contenders.Orch) -> dict[int, str]:
     """Return the name of every process of the home: the daemon, Ray's processes, and the fork servers."""
-    from orchestrator.runtime.names import namespace
+    from orchestrator.runtime.nodes.directories import namespace
 
     markers = (str(orch.home), namespace(orch.home).removeprefix("orch-"))
     roots = {

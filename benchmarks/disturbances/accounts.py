@@ -16,8 +16,7 @@ import numpy as np
 import psutil
 
 from benchmarks import measure
-from orchestrator.runtime.names import namespace
-from orchestrator.runtime.nodes.directories import page_directory
+from orchestrator.runtime.nodes.directories import namespace, page_directory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

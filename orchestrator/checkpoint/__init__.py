@@ -19,8 +19,7 @@ if TYPE_CHECKING:
         UnsupportedStateError,
     )
     from orchestrator.checkpoint.repository.repository import CheckpointRepository
-    from orchestrator.checkpoint.storage.directory import Checkpoint
-    from orchestrator.checkpoint.storage.info import CheckpointInfo, CheckpointStatus
+    from orchestrator.checkpoint.storage.directory import Checkpoint, CheckpointInfo, CheckpointStatus
 
 __all__ = [
     "Checkpoint",
@@ -38,8 +37,8 @@ __all__ = [
 
 _HOMES = {
     "Checkpoint": "storage.directory",
-    "CheckpointInfo": "storage.info",
-    "CheckpointStatus": "storage.info",
+    "CheckpointInfo": "storage.directory",
+    "CheckpointStatus": "storage.directory",
     "CheckpointRepository": "repository.repository",
 }
 

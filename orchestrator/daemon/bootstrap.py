@@ -22,8 +22,7 @@ from orchestrator.runtime.exporters.exporters import Exporters, gpu_evidence
 from orchestrator.runtime.gangs.gangs import ray_gangs
 from orchestrator.runtime.gangs.job_files import JobFiles
 from orchestrator.runtime.gangs.launching import LaunchSettings
-from orchestrator.runtime.names import placement_group_name
-from orchestrator.runtime.nodes.directories import page_directory
+from orchestrator.runtime.nodes.directories import page_directory, placement_group_name
 from orchestrator.runtime.pools import Pools
 from orchestrator.runtime.ranks.logs import LogLimits
 from orchestrator.runtime.spawn.environment import inheritable_environment

@@ -39,9 +39,8 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.gpu.load import Balance, GpuLoad
-    from orchestrator.runtime.cluster.capacity import GpuReservations
     from orchestrator.runtime.cluster.connection import RayConnection
-    from orchestrator.runtime.cluster.nodes import NodeRegistry
+    from orchestrator.runtime.cluster.nodes import GpuReservations, NodeRegistry
     from orchestrator.runtime.exporters.actor import ExporterReport
     from orchestrator.runtime.exporters.exporters import Exporters
     from orchestrator.runtime.nodes.agent import NodeGpu

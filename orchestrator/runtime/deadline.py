@@ -1,4 +1,4 @@
-"""Limits an awaited call: by a deadline, or by an event after which no answer can come.
+"""Limits an awaited call: by a deadline, or by an event after which no answer can come; awaits the end of a process.
 
 ``asyncio.wait_for`` of Python 3.11 loses a cancellation that comes in the same turn of the event loop as the
 answer (python/cpython#86296): a background task that used it could not be stopped any more.
@@ -7,6 +7,7 @@ answer (python/cpython#86296): a background task that used it could not be stopp
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -37,3 +38,14 @@ async def unless(event: asyncio.Event, call: Coroutine[Any, Any, T]) -> T:
         calling.cancel()
         waiting.cancel()
         await asyncio.gather(calling, waiting, return_exceptions=True)
+
+
+async def process_ended(handle: int) -> None:
+    """Return when the process of ``handle``, a pidfd, has ended, and close the handle. A cancellation leaves nothing in the event loop."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(handle, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)

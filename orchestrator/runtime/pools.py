@@ -1,8 +1,9 @@
-"""Thread pools for blocking work, one per purpose, so that one purpose cannot occupy the threads of another.
+"""Threads for blocking work: pools, one per purpose, and a thread of its own for a call that may never return.
 
 A thread that reads from a filesystem that does not answer is lost until it does. With a pool per purpose that delays,
 for example, only the reading of logs; and the daemon reports it (``problem``). The store has its own threads.
-What ends jobs (``outputs``, ``starts``) shares no pool with what answers requests.
+What ends jobs (``outputs``, ``starts``) shares no pool with what answers requests. A pool thread that blocks for ever also keeps the interpreter from
+exiting, and a thread of its own does not.
 
 Pools of requests are fair: each user has at most some of the threads, and users take turns. ``working_for`` says for
 whom a task works. When a request is cancelled its call is removed from the queue, or, where it runs, is told so: a long
@@ -15,10 +16,10 @@ import asyncio
 import threading
 import time
 from collections import OrderedDict, deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from orchestrator.abandoned import abandonable
 
@@ -165,19 +166,7 @@ class Pools:
         self.starts = Pool("starts of attempts", 4)  # choosing the checkpoint of an attempt
         self.outputs = Pool("outputs", 2)  # collecting them: a job ends after that
         self.tidying = Pool("files that ended jobs left", 2)
-        self._all = (
-            self.logs,
-            self.checkpoints,
-            self.records,
-            self.files,
-            self.outlook,
-            self.submissions,
-            self.removals,
-            self.audit,
-            self.starts,
-            self.outputs,
-            self.tidying,
-        )
+        self._all: tuple[Pool, ...] = tuple(vars(self).values())
 
     def problems(self) -> list[str]:
         """Return the problems of all pools, for users."""
@@ -192,3 +181,50 @@ class Pools:
         """Accept no more calls."""
         for pool in self._all:
             pool.close()
+
+
+P = ParamSpec("P")
+
+
+class WatchedExecutor(ThreadPoolExecutor):
+    """A pool of threads for an event loop's ``to_thread`` that tracks which calls have not returned."""
+
+    def __init__(self) -> None:
+        super().__init__(thread_name_prefix="to_thread")
+        self._calls: set[Future[Any]] = set()
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Submit a call as ThreadPoolExecutor does, and track it. Call in the event loop's thread."""
+        future = super().submit(fn, *args, **kwargs)
+        self._calls = {call for call in self._calls if not call.done()} | {future}
+        return future
+
+    def busy(self, seconds: float) -> bool:
+        """Whether a call has not returned after another ``seconds``."""
+        return bool(wait(self._calls, timeout=seconds).not_done)
+
+
+class OwnThread(threading.Thread):
+    """A thread that makes one call. The interpreter does not wait for it."""
+
+
+def calls_under_way() -> bool:
+    """Whether a call has not returned. Code that the interpreter runs at exit (Ray disconnects there) may wait for it."""
+    return any(isinstance(thread, OwnThread) for thread in threading.enumerate())
+
+
+async def in_own_thread(function: Callable[[], T]) -> T:
+    """Return the result of ``function()`` or raise its error. After a cancellation the thread continues, its result unused."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except StopIteration as stop:  # an asyncio future cannot hold it
+            future.set_exception(RuntimeError(f"StopIteration: {stop}"))
+        except BaseException as error:
+            future.set_exception(error)
+
+    OwnThread(target=run, name=f"call {getattr(function, '__name__', '')}", daemon=True).start()
+    return await asyncio.wrap_future(future)

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from orchestrator.train.script.saving import CheckpointWarning
     from orchestrator.train.script.training_context import Context
     from orchestrator.train.trainer.config.config import MultiGPUConfig
-    from orchestrator.train.trainer.engine.trainer import MultiGPUTrainer
-    from orchestrator.train.trainer.engine.trainers import (
+    from orchestrator.train.trainer.engine.trainer import (
         DataParallelTrainer,
         DistributedDataParallelTrainer,
         FullyShardedTrainer,
+        MultiGPUTrainer,
     )
     from orchestrator.train.trainer.loop.manager import MultiGPUTrainingManager
     from orchestrator.train.trainer.loop.recovery import FaultToleranceManager
@@ -63,10 +63,10 @@ _HOMES = {
     "NotElasticError": "orchestrator.train.script.elastic",
     "CheckpointWarning": "orchestrator.train.script.saving",
     "Context": "orchestrator.train.script.training_context",
-    "DataParallelTrainer": "orchestrator.train.trainer.engine.trainers",
-    "DistributedDataParallelTrainer": "orchestrator.train.trainer.engine.trainers",
+    "DataParallelTrainer": "orchestrator.train.trainer.engine.trainer",
+    "DistributedDataParallelTrainer": "orchestrator.train.trainer.engine.trainer",
     "FaultToleranceManager": "orchestrator.train.trainer.loop.recovery",
-    "FullyShardedTrainer": "orchestrator.train.trainer.engine.trainers",
+    "FullyShardedTrainer": "orchestrator.train.trainer.engine.trainer",
     "MetricsCollector": "orchestrator.train.trainer.measure.metrics",
     "MultiGPUConfig": "orchestrator.train.trainer.config.config",
     "MultiGPUTrainer": "orchestrator.train.trainer.engine.trainer",

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.runtime.names import namespace
-from orchestrator.runtime.nodes.directories import page_directory
+from orchestrator.runtime.nodes.directories import namespace, page_directory
 from tests.support import leftovers
 from tests.support.trees import tree_of
 

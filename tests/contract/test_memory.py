@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orchestrator.runtime.memory.cluster import MemoryCluster
+from orchestrator.runtime.memory.cluster import MemoryCluster, Script
 from orchestrator.runtime.memory.faults import ActorDies, NodeLost, RankDies
 from orchestrator.runtime.memory.gangs import MemoryGangs
-from orchestrator.runtime.memory.ranks import Script
 from tests.contract.runtime_contract import GPUS, Arm, Does, RuntimeContract
 from tests.unit.core.builders import T0, node
 

@@ -23,8 +23,7 @@ from orchestrator.runtime.cluster.cluster import Cluster, ClusterOptions
 from orchestrator.runtime.gangs.gangs import Gangs, ray_gangs
 from orchestrator.runtime.gangs.job_files import JobFiles
 from orchestrator.runtime.gangs.launching import LaunchSettings
-from orchestrator.runtime.names import placement_group_name
-from orchestrator.runtime.nodes.directories import page_directory
+from orchestrator.runtime.nodes.directories import page_directory, placement_group_name
 from orchestrator.runtime.pools import Pool
 from orchestrator.runtime.ranks.logs import LogLimits
 from orchestrator.spec.paths import Paths

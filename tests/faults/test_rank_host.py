@@ -20,8 +20,8 @@ from orchestrator.runtime.forkserver import wire
 from orchestrator.runtime.ranks.launch_spec import RankPlan
 from orchestrator.runtime.ranks.rank_actor import RankActor
 from orchestrator.runtime.ranks.rank_events import PollCursor, PollReply, RankEvent
-from orchestrator.runtime.ranks.start import RankStarter
-from orchestrator.runtime.spawn.lifeline import ForkServerRefusedError
+from orchestrator.runtime.ranks.rank_process import RankStarter
+from orchestrator.runtime.spawn.client import ForkServerRefusedError
 from orchestrator.runtime.spawn.rank_locks import rank_lock_path
 from orchestrator.train.script.progress import ProgressPage
 from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, running_server

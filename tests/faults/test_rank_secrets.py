@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.runtime.ranks.process_inspector import find_py_spy, report_lines
 from orchestrator.runtime.ranks.rank_events import PollCursor
-from orchestrator.runtime.spawn.lifeline import read_exit_record
+from orchestrator.runtime.spawn.client import read_exit_record
 from tests.faults.test_rank_host import make_host, make_plan, run, story
 from tests.integration.forkserver_fixture import RunningServer, running_server
 

@@ -15,9 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.runtime.names import namespace
-from orchestrator.runtime.nodes.directories import page_directory
-from orchestrator.runtime.spawn.lifeline import read_exit_record
+from orchestrator.runtime.nodes.directories import namespace, page_directory
+from orchestrator.runtime.spawn.client import read_exit_record
 from tests.support.ledger import SCRIPT, TINY, Ledger, job_spec
 from tests.support.processes import parent, tree
 from tests.support.stack import Stack, process_gone, wait_until

@@ -16,9 +16,8 @@ import torch
 
 from orchestrator.checkpoint.errors import CorruptCheckpointError
 from orchestrator.checkpoint.external import script_files
-from orchestrator.checkpoint.format import codec, manifest, tensorfile
-from orchestrator.checkpoint.snapshots.file import SnapshotDirectory
-from orchestrator.checkpoint.snapshots.reader import SnapshotReader
+from orchestrator.checkpoint.format import codec, layout, tensorfile
+from orchestrator.checkpoint.snapshots.file import SnapshotDirectory, SnapshotReader
 from orchestrator.checkpoint.snapshots.writer import SnapshotWriter
 from tests.fuzz.reader import Reader
 
@@ -37,11 +36,11 @@ META_AT = 128
 
 
 def _manifests() -> list[bytes]:
-    record = manifest.FileRecord(bytes=3, sha256="ab" * 32)
-    made = manifest.Manifest(
+    record = layout.FileRecord(bytes=3, sha256="ab" * 32)
+    made = layout.Manifest(
         step=5, attempt=1, job_id="digits-abc234", world_size=2, created_at=1.7e9, ranks=(0, 1), metrics={"loss": 0.5, "n": float("nan")}, files={"state.json": record}
     )  # fmt: skip
-    return [manifest.render(made)]
+    return [layout.render_manifest(made)]
 
 
 def _sealed(data: bytes) -> bytes:
@@ -53,15 +52,15 @@ def _sealed(data: bytes) -> bytes:
     if not isinstance(body, dict):
         return data
     body.pop("sha256", None)
-    return manifest._text(body)
+    return layout._text(body)
 
 
 def _read_manifest(data: bytes) -> bool:
     accepted = False
     for text in (data, _sealed(data)):
         with contextlib.suppress(CorruptCheckpointError):
-            found = manifest.parse(text)
-            again = manifest.parse(manifest.render(found))
+            found = layout.parse_manifest(text)
+            again = layout.parse_manifest(layout.render_manifest(found))
             assert repr(again) == repr(found), "a manifest is written otherwise than it was read"
             assert found.total_bytes >= 0
             accepted = True
@@ -87,7 +86,7 @@ def _read_tensors(data: bytes) -> bool:
 
 
 def _states() -> list[bytes]:
-    return [codec.encode(STATE).tree_bytes()]
+    return [codec.encode(STATE).text]
 
 
 def _read_state(data: bytes) -> bool:
@@ -175,7 +174,7 @@ def _raw_slot(data: bytes) -> bool:
 
 
 READERS: tuple[Reader, ...] = (
-    Reader("manifest", _read_manifest, _manifests, _modules("format.manifest")),
+    Reader("manifest", _read_manifest, _manifests, _modules("format.layout")),
     Reader("tensor-file", _read_tensors, lambda: [_image()], _modules("format.tensorfile")),
     Reader("state", _read_state, _states, _modules("format")),
     Reader("snapshot-description", _read_description, _descriptions, _modules("snapshots")),

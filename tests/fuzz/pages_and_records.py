@@ -24,7 +24,7 @@ from orchestrator.runtime.gangs.job_files import LogMirror
 from orchestrator.runtime.gangs.relay import recorded_exits
 from orchestrator.runtime.nodes.files import LogLocation, LogPart
 from orchestrator.runtime.ranks.logs import LogLimits, LogReader, LogWriter, log_path
-from orchestrator.runtime.spawn.lifeline import Event, Gone, KeeperLost, Lifeline
+from orchestrator.runtime.spawn.client import Event, Gone, KeeperLost, Lifeline
 from orchestrator.spec.settings import Settings
 from orchestrator.train.script import progress as layout
 from orchestrator.train.script.progress import ProgressPage, ProgressPageError
@@ -159,7 +159,7 @@ def _requests() -> list[bytes]:
         secrets=["s"],
         umask=0o22,
     )
-    message, _ = spawn.message({"stdout": 0, "stderr": 1, "lifeline": 2, "extra:7": 3, "lease": 4})
+    message, _ = spawn.message({"stdout": 0, "stderr": 1, "lifeline": 2, "lease": 3})
     return [json.dumps(message).encode()]
 
 

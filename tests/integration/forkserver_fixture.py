@@ -18,9 +18,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from orchestrator.runtime.forkserver.wire import SpawnRequest
-from orchestrator.runtime.spawn.client import ForkServerClient, Hello, Spawned, StartedServer, start_fork_server
+from orchestrator.runtime.spawn.client import (
+    Event,
+    ForkServerClient,
+    ForkServerError,
+    Hello,
+    Lifeline,
+    Spawned,
+    StartedServer,
+    start_fork_server,
+)
 from orchestrator.runtime.spawn.environment import inheritable_environment
-from orchestrator.runtime.spawn.lifeline import Event, ForkServerError, Lifeline
 from tests.support.stack import PATIENCE_SECONDS
 
 T = TypeVar("T")

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.runtime.forkserver.wire import SpawnRequest
-from orchestrator.runtime.spawn.client import ForkServerClient
+from orchestrator.runtime.spawn.client import ErrorRaised, Event, Exited, ForkServerClient, Lifeline, Started
 from orchestrator.runtime.spawn.environment import node_environment, rank_environment
-from orchestrator.runtime.spawn.lifeline import ErrorRaised, Event, Exited, Lifeline, Started
 from tests.integration.forkserver_fixture import ENVIRONMENT
 from tests.support.processes import own_umask
 from tests.support.stack import PATIENCE_SECONDS

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
-from orchestrator.checkpoint.storage.info import CheckpointStatus
+from orchestrator.checkpoint.storage.directory import CheckpointStatus
 from tests.support.stack import Stack, wait_until
 
 if importlib.util.find_spec("s3fs") is None or importlib.util.find_spec("moto") is None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.runtime.forkserver.wire import SpawnRequest
-from orchestrator.runtime.spawn.lifeline import read_exit_record
+from orchestrator.runtime.spawn.client import read_exit_record
 from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, running_server
 from tests.integration.forkserver_ranks import Rank, start_rank
 from tests.integration.parity_scripts.endings import ENDINGS

@@ -19,8 +19,7 @@ import psutil
 import pytest
 
 from orchestrator.runtime.forkserver.wire import SpawnRequest
-from orchestrator.runtime.spawn.client import start_fork_server
-from orchestrator.runtime.spawn.lifeline import (
+from orchestrator.runtime.spawn.client import (
     ErrorRaised,
     Exited,
     ForkServerMissingError,
@@ -28,6 +27,7 @@ from orchestrator.runtime.spawn.lifeline import (
     KeeperLost,
     Started,
     read_exit_record,
+    start_fork_server,
 )
 from tests.integration.forkserver_fixture import (
     BARE_PYTHON,

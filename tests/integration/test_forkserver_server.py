@@ -21,15 +21,16 @@ import pytest
 
 from orchestrator.runtime.forkserver import wire
 from orchestrator.runtime.forkserver.wire import SpawnRequest
-from orchestrator.runtime.spawn.client import ForkServerClient, start_fork_server
-from orchestrator.runtime.spawn.lifeline import (
+from orchestrator.runtime.spawn.client import (
     Exited,
+    ForkServerClient,
     ForkServerMissingError,
     ForkServerRefusedError,
     ForkServerStartError,
     ForkServerTimeoutError,
     ForkServerVersionError,
     Started,
+    start_fork_server,
 )
 from tests.integration.forkserver_fixture import (
     BARE_PYTHON,

@@ -11,8 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.runtime.names import namespace
-from orchestrator.runtime.nodes.directories import page_directory
+from orchestrator.runtime.nodes.directories import namespace, page_directory
 from tests.support.processes import own_umask
 from tests.support.stack import PATIENCE_SECONDS, Stack, wait_until
 from tests.support.users import OTHER, as_root, as_user

@@ -20,7 +20,7 @@ import pytest
 
 from orchestrator.runtime.forkserver.linux import restore_priorities
 from orchestrator.runtime.forkserver.wire import SpawnRequest
-from orchestrator.runtime.spawn.lifeline import Started
+from orchestrator.runtime.spawn.client import Started
 from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, running_server, wait_until
 from tests.integration.forkserver_ranks import Rank, environment, run_ranks, start_rank
 from tests.support.stack import PATIENCE_SECONDS

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from orchestrator.train.script.elastic import share_out
-from orchestrator.train.trainer.data.sampling import ShareSampler
+from orchestrator.train.trainer.data.loading import ShareSampler
 from tests.integration.trainer_ranks import global_batches, linear_model, run, trained_alone
 
 STEPS = 20

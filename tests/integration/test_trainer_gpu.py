@@ -102,7 +102,7 @@ def test_a_bad_batch_never_reaches_the_weights(tmp_path: Path, fused: bool) -> N
 
 
 def test_mfu_of_a_known_gpu_is_a_share(tmp_path: Path) -> None:
-    from orchestrator.train.trainer.measure.mfu import device_peak
+    from orchestrator.train.trainer.measure.metrics import device_peak
 
     if device_peak(torch.device("cuda", 0), "bf16") is None:
         pytest.skip(f"no documented peak for {torch.cuda.get_device_name(0)}")

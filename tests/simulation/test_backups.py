@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from orchestrator.runtime.memory.cluster import Processes
 from orchestrator.runtime.memory.faults import HeadLost
-from orchestrator.runtime.memory.ranks import Processes
 from orchestrator.store.backup import restore
 from orchestrator.store.sqlite import SqliteStore
 from tests.simulation import campaign
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
-    from orchestrator.runtime.memory.ranks import Process
+    from orchestrator.runtime.memory.cluster import Process
 
 SEEDS = range(6)
 WEIGHT = 8  # about five of a history's steps

@@ -9,7 +9,7 @@ from orchestrator.api.protocol import Verb
 from orchestrator.core.facts.requesters import ByShutdown
 from orchestrator.core.lifecycle.advance import FORCE_SECONDS, request_stop
 from orchestrator.core.states import JobState, StopPurpose
-from orchestrator.runtime.memory.ranks import Script
+from orchestrator.runtime.memory.cluster import Script
 from tests.simulation.world import Promise
 
 if TYPE_CHECKING:

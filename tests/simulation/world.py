@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from orchestrator.core.ids import JobId, job_id
-from orchestrator.runtime.memory.cluster import MemoryCluster
-from orchestrator.runtime.memory.ranks import Script
+from orchestrator.runtime.memory.cluster import MemoryCluster, Script
 from orchestrator.spec.settings import Settings
 from orchestrator.store.memory import MemoryStore
 from orchestrator.store.sqlite import SqliteStore
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from orchestrator.core import events as ev
     from orchestrator.core.job.record import Job
     from orchestrator.core.states import EndOrder
-    from orchestrator.runtime.memory.ranks import Exit, Process
+    from orchestrator.runtime.memory.cluster import Exit, Process
     from orchestrator.store.port import Store
 
 T = TypeVar("T")

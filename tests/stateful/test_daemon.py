@@ -25,8 +25,7 @@ from orchestrator.core.lifecycle.failure import SETTLE_SECONDS
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.states import FailureClass, JobState
 from orchestrator.runtime.memory import faults as f
-from orchestrator.runtime.memory.cluster import MemoryCluster
-from orchestrator.runtime.memory.ranks import Script
+from orchestrator.runtime.memory.cluster import MemoryCluster, Script
 from orchestrator.runtime.ranks.rank_events import LEASE_SECONDS
 from orchestrator.spec.settings import Settings
 from orchestrator.store.memory import MemoryStore
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
-    from orchestrator.runtime.memory.ranks import Process
+    from orchestrator.runtime.memory.cluster import Process
     from orchestrator.store.port import Store
 
 T = TypeVar("T")

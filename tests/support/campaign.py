@@ -26,7 +26,7 @@ from orchestrator.api.errors import DaemonUnreachableError, DeadlineError, Refus
 from orchestrator.api.views import JobView
 from orchestrator.core.states import AttemptState
 from orchestrator.runtime.cluster.head import ray_environment
-from orchestrator.runtime.names import namespace
+from orchestrator.runtime.nodes.directories import namespace
 from orchestrator.store import verification
 from orchestrator.store.sql.queries import Reader
 from orchestrator.store.sql.schema import connect

@@ -16,8 +16,7 @@ from pathlib import Path
 import psutil
 
 from orchestrator.process_ends import wait_ended
-from orchestrator.runtime.names import namespace
-from orchestrator.runtime.nodes.directories import page_directory
+from orchestrator.runtime.nodes.directories import namespace, page_directory
 
 PREFIX = "o-"  # short: paths of Unix sockets are
 NAMES = "namespaces"  # homes' namespaces, one a line: a name in shared memory does not show its home

@@ -22,8 +22,7 @@ from orchestrator.api.errors import OrchError
 from orchestrator.api.transport.endpoint import Endpoint
 from orchestrator.api.views import JobView
 from orchestrator.process_ends import wait_ended
-from orchestrator.runtime.names import namespace
-from orchestrator.runtime.nodes.directories import node_directory, page_directory
+from orchestrator.runtime.nodes.directories import namespace, node_directory, page_directory
 from orchestrator.spec.settings import Settings
 from tests.support.leftovers import note_home
 

@@ -2,26 +2,30 @@
 
 A point is written here before it is written to the tracker, and removed once the tracker has kept it. After a process was
 killed at any moment, the next one therefore finds here what may be missing. The file is in the job's directory, where
-the job may write as well: a file that this module would not write counts as an empty journal.
+the job may write as well: a file that this module would not write counts as an empty journal, and no link is followed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import time
 from collections.abc import Mapping  # noqa: TC003  # msgspec reads the annotations
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from orchestrator.durable_files import write_whole
+from orchestrator.private_files import enter_below
 from orchestrator.spec.plain_files import read_plain
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
 MOST_BYTES: Final = 64 * 2**20
 MOST_TEXT: Final = 1000
@@ -88,7 +92,7 @@ def load(path: Path) -> Journal:
     """Return the journal at ``path``; an empty one where there is no valid one."""
     try:
         # Python's JSON, not msgspec's: it has NaN and infinity, and a diverged loss is one.
-        found = msgspec.convert(json.loads(read_plain(path, MOST_BYTES)), Journal)
+        found = msgspec.convert(json.loads(read_plain(path, MOST_BYTES, real=True)), Journal)
     except (OSError, ValueError, RecursionError):  # msgspec's error is a ValueError
         return Journal()
     times = (found.cursor.began_at, found.cursor.last_at, found.updated_at)
@@ -96,7 +100,7 @@ def load(path: Path) -> Journal:
 
 
 def save(path: Path, journal: Journal) -> Journal:
-    """Replace the file, synced, and return the journal as written. Raises OSError."""
+    """Replace the file, synced, and return the journal as written. Raises OSError, and ValueError for a link on the way."""
     journal = replace(
         journal,
         where=journal.where[:MOST_TEXT],
@@ -104,8 +108,22 @@ def save(path: Path, journal: Journal) -> Journal:
         problem=journal.problem[:MOST_TEXT],
         updated_at=round(time.time(), 3),
     )
-    write_whole(path, json.dumps(asdict(journal)).encode())
+    with own_folder(path.parents[1]) as folder:
+        write_whole(folder / path.name, json.dumps(asdict(journal)).encode())
     return journal
+
+
+@contextlib.contextmanager
+def own_folder(job: Path, *, make: bool = False) -> Iterator[Path]:
+    """Yield the directory of journals in a job's directory, through a descriptor: a later link in its place changes nothing.
+
+    Raises ValueError for a link in place of either directory, FileNotFoundError without them; ``make`` creates the inner one.
+    """
+    handle = enter_below(job, FOLDER, make=make)
+    try:
+        yield Path(f"/proc/self/fd/{handle}")
+    finally:
+        os.close(handle)
 
 
 def is_whole(value: Any) -> bool:

@@ -165,7 +165,7 @@ class Following:
         self._journal = j.save(self._path, replace(self._journal, **changes))
 
     def _hung(self) -> None:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             self._note(problem=f"it did not answer for {self._answer_seconds:g} s")
         _end_group(EXIT_HUNG)
 
@@ -184,13 +184,15 @@ def main(
     facts = _facts(json.loads(sys.stdin.readline()))
     orders = Orders()
     threading.Thread(target=_listen, args=(orders,), daemon=True).start()
-    folder = job / j.FOLDER
-    folder.mkdir(mode=0o700, exist_ok=True)  # without its parents: a job that was removed is not copied
-    with (folder / f"{tracker}.lock").open("w") as lock:
-        if not _locked(lock.fileno()):
+    with j.own_folder(job, make=True) as folder:  # a job that was removed has no directory, and is not copied
+        lock = os.open(folder / f"{tracker}.lock", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        if not _locked(lock):
             return EXIT_BUSY
         following = Following(job, tracker, orders, poll=poll, answer_seconds=answer_seconds)
         return following.follow(lambda: getattr(importlib.import_module(module), name)(facts))
+    finally:
+        os.close(lock)
 
 
 def _locked(handle: int, seconds: float = PREDECESSOR_SECONDS) -> bool:

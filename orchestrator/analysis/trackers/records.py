@@ -238,7 +238,7 @@ def parse_line(line: bytes) -> tuple[float, int | None, dict[str, float]] | None
 def _lines(path: Path, start: int) -> Iterator[tuple[bytes, int]]:
     """Yield complete lines from an offset on, with the offset after each; a bounded part of them."""
     try:
-        handle = open_plain(path)
+        handle = open_plain(path, real=True)
     except OSError:
         return
     try:

@@ -17,15 +17,16 @@ import fcntl
 import json
 import os
 import re
-import stat
 import struct
+from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from orchestrator import trees
 from orchestrator.abandoned import sha256_of
 from orchestrator.checkpoint.errors import CorruptCheckpointError
 from orchestrator.checkpoint.format import tensorfile
+from orchestrator.spec.plain_files import open_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,19 +40,10 @@ _LONGEST_COMMENT = 65_535
 _IN_ZIP64 = 0xFFFFFFFF
 
 
-def open_regular(path: str) -> BinaryIO:
-    """Open a regular file for reading. Raises OSError for anything else, links included; never waits."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise OSError(errno.EINVAL, "not a regular file", path)
-    return os.fdopen(handle, "rb", buffering=0)
-
-
 def digest(path: str) -> tuple[int, str]:
     """Return size and SHA-256 of a regular file."""
-    with open_regular(path) as file:
-        sha256, size = sha256_of(file)  # type: ignore[arg-type]  # an unbuffered file reads into a buffer
+    with FileIO(open_plain(Path(path))) as file:
+        sha256, size = sha256_of(file)
         return size, sha256
 
 
@@ -61,7 +53,7 @@ def check(path: str) -> bool:
     Raises CorruptCheckpointError when the file is incomplete, OSError when it is not a regular file.
     """
     suffix = path.rpartition(".")[2]
-    with open_regular(path) as file:
+    with FileIO(open_plain(Path(path))) as file:
         size = os.fstat(file.fileno()).st_size
         if size == 0 and suffix in (*_ZIP_SUFFIXES, "safetensors", "json"):
             raise CorruptCheckpointError(f"{path} is empty")
@@ -74,7 +66,7 @@ def check(path: str) -> bool:
         return False
 
 
-def _judge(path: str, whole: Callable[[BinaryIO, int], bool], file: BinaryIO, size: int) -> bool:
+def _judge(path: str, whole: Callable[[FileIO, int], bool], file: FileIO, size: int) -> bool:
     file.seek(0)
     try:
         if whole(file, size):
@@ -84,12 +76,12 @@ def _judge(path: str, whole: Callable[[BinaryIO, int], bool], file: BinaryIO, si
     raise CorruptCheckpointError(f"{path} is torn")
 
 
-def _json(file: BinaryIO, size: int) -> bool:
+def _json(file: FileIO, size: int) -> bool:
     json.loads(_read(file, size))
     return True
 
 
-def _safetensors(file: BinaryIO, size: int) -> bool:
+def _safetensors(file: FileIO, size: int) -> bool:
     length = int.from_bytes(_read(file, 8), "little")
     if length > min(HEADER_LIMIT, size - 8):
         return False
@@ -98,7 +90,7 @@ def _safetensors(file: BinaryIO, size: int) -> bool:
     return max((entry.end for entry in entries), default=0) == size - 8 - length
 
 
-def _zip(file: BinaryIO, size: int) -> bool:
+def _zip(file: FileIO, size: int) -> bool:
     """Whether the file ends with a table of contents that fits it: it is written last."""
     tail_at = max(0, size - _ZIP_END.size - _LONGEST_COMMENT)
     file.seek(tail_at)
@@ -126,7 +118,7 @@ def _zip(file: BinaryIO, size: int) -> bool:
     return table_bytes == 0 or _read(file, 4) == b"PK\x01\x02"
 
 
-def _read(file: BinaryIO, size: int) -> bytes:
+def _read(file: FileIO, size: int) -> bytes:
     content = bytearray()
     while len(content) < size:
         piece = file.read(size - len(content))
@@ -238,12 +230,12 @@ def put_back(copy: Path, path: str) -> None:
 
 
 def _copy(source: str, target: Path, most_bytes: int | None = None) -> None:
-    with open_regular(source) as readable:
+    with FileIO(open_plain(Path(source))) as readable:
         facts = os.fstat(readable.fileno())
         mode = facts.st_mode & 0o700
         handle = os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, mode or 0o600)
         try:
-            with os.fdopen(handle, "wb", buffering=0) as writable:
+            with FileIO(handle, "wb") as writable:
                 if not _clone(readable.fileno(), handle):
                     _check_room(target, facts.st_size, most_bytes)
                     _copy_bytes(readable, writable, facts.st_size)
@@ -269,7 +261,7 @@ def _clone(source: int, target: int) -> bool:
     return True
 
 
-def _copy_bytes(source: BinaryIO, target: BinaryIO, size: int) -> None:
+def _copy_bytes(source: FileIO, target: FileIO, size: int) -> None:
     """Copy up to ``size`` bytes."""
     while size and (piece := source.read(min(_PIECE, size))):
         size -= len(piece)

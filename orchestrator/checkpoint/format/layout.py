@@ -1,9 +1,25 @@
-"""Names of files and directories of a checkpoint directory (docs/checkpoints.md); no other module defines them."""
+"""Names of files and directories of a checkpoint directory (docs/checkpoints.md), and its manifest; no other module defines them. Pure.
+
+The manifest is written last. It holds size and SHA-256 of every other file, and a digest of its own body. Its text is canonical: a file that
+differs in any byte from what would be written is damaged.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from orchestrator.checkpoint.errors import CorruptCheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MANIFEST = "manifest.json"
 FENCE = "fence.json"
@@ -119,3 +135,82 @@ def tree_file(part: str) -> str:
 def tensor_file(part: str) -> str:
     """Return the safetensors file of a part; absent when it holds no tensor."""
     return f"{part}.safetensors"
+
+
+FORMAT = "orch-checkpoint"
+FORMAT_VERSION = 1
+
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Time = Annotated[float, Meta(ge=0.0, le=1e11)]
+"""Seconds since the epoch, and no infinity."""
+
+
+class FileRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One file's size in bytes and its SHA-256 in hexadecimal."""
+
+    bytes: Count
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A complete checkpoint. ``ranks`` lists the ranks with a part of their own; ``created_at`` is a wall time."""
+
+    step: Count
+    attempt: Count
+    job_id: str
+    world_size: Count
+    created_at: Time
+    ranks: tuple[Count, ...]
+    metrics: dict[str, float] = {}
+    files: dict[str, FileRecord]
+
+    @property
+    def total_bytes(self) -> int:
+        """The size of all files but the manifest."""
+        return sum(record.bytes for record in self.files.values())
+
+
+def render_manifest(manifest: Manifest) -> bytes:
+    """Return the manifest as canonical JSON text."""
+    body = msgspec.to_builtins(manifest)
+    body["metrics"] = {name: value if math.isfinite(value) else repr(value) for name, value in manifest.metrics.items()}
+    body["files"] = render_files(manifest.files)
+    return _text({"format": FORMAT, "version": FORMAT_VERSION, **body})
+
+
+def parse_manifest(raw: bytes | bytearray | memoryview) -> Manifest:
+    """Parse what ``render_manifest`` wrote. Raises CorruptCheckpointError for anything else."""
+    try:
+        body = json.loads(bytes(raw))
+        claimed = body.pop("sha256")
+        fields = dict(body)
+        if (fields.pop("format"), repr(fields.pop("version"))) != (FORMAT, repr(FORMAT_VERSION)):
+            raise CorruptCheckpointError(
+                f"manifest: not {FORMAT} version {FORMAT_VERSION}; read it with the orch that wrote it"
+            )
+        metrics = msgspec.convert(fields["metrics"], dict[str, float | str])
+        fields["metrics"] = {name: float(value) for name, value in metrics.items()}
+        manifest = msgspec.convert(fields, Manifest)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise CorruptCheckpointError(f"manifest: torn or damaged ({type(error).__name__}: {error})") from error
+    if claimed != _digest(body) or _text(body) != raw:
+        raise CorruptCheckpointError("manifest: its own digest does not match")
+    return manifest
+
+
+def render_files(files: Mapping[str, FileRecord]) -> dict[str, dict[str, Any]]:
+    """Return file records as JSON values."""
+    return {name: msgspec.to_builtins(record) for name, record in sorted(files.items())}
+
+
+def parse_files(body: Any) -> dict[str, FileRecord]:
+    """Parse what ``render_files`` wrote. Raises ValueError for anything else."""
+    return msgspec.convert(body, dict[str, FileRecord])
+
+
+def _text(body: Mapping[str, Any]) -> bytes:
+    return (json.dumps({**body, "sha256": _digest(body)}, indent=1) + "\n").encode()
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, separators=(",", ":")).encode()).hexdigest()

@@ -18,14 +18,14 @@ import threading
 import time
 from collections.abc import Mapping  # noqa: TC003  # msgspec reads the annotations
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import structs
 
 from orchestrator.checkpoint.errors import CheckpointError, OvertakenError, StaleAttemptError, failure_kind
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
-from orchestrator.checkpoint.repository.status import PersisterStatus, StorageGauge
 from orchestrator.checkpoint.snapshots.file import PartRegion, SnapshotDirectory, held, identity, version_of
+from orchestrator.core.codec import Count, Message, Seconds, Text, Time
 
 if TYPE_CHECKING:
     import os
@@ -37,7 +37,75 @@ if TYPE_CHECKING:
         SnapshotSlot,
         StoreState,
     )
-    from orchestrator.checkpoint.storage.info import CheckpointInfo
+    from orchestrator.checkpoint.storage.directory import CheckpointInfo
+    from orchestrator.checkpoint.storage.storage import Storage
+
+ROOM_SECONDS: Final = 10.0
+"""Seconds between two readings of the free space, while nothing is written."""
+
+
+class PersisterStatus(Message):
+    """Result of the writes of this rank's snapshots. ``at`` is a wall time, ``seconds`` the duration of the last write.
+
+    ``path`` is empty until this rank's write made a checkpoint complete. ``failures`` counts all, ``failures_in_a_row``
+    those since the newest success, and ``failing_since`` is the wall time of the first of these.
+    """
+
+    step: Count | None = None
+    attempt: Count | None = None
+    path: Text = ""
+    bytes: Count = 0
+    at: Time | None = None
+    seconds: Seconds = 0.0
+    persisted: Count = 0
+    failures: Count = 0
+    failure: Text = ""
+    failure_kind: Text = ""  # from `errors.failure_kind`: the same for all saves that fail for the same cause
+    watched: bool = False  # a checkpoint that the script wrote by itself (``external_checkpoints.py``)
+    digest: Text = ""  # of its content
+    failures_in_a_row: Count = 0
+    failing_since: Time | None = None
+
+
+class StorageGauge:
+    """Duration of the current access to a storage, and free space. ``clock`` gives seconds that never go backwards."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: float | None = None
+        self._asked_at: float | None = None
+        self.free_bytes: int | None = None
+        """Free space of the storage at the last reading; None where it is unknown."""
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds since the current access to the storage began; 0.0 while there is none."""
+        since = self._since
+        return 0.0 if since is None else max(0.0, self._clock() - since)
+
+    @contextlib.contextmanager
+    def writing(self, storage: Storage) -> Iterator[None]:
+        """Measure a write; read the free space after it, whether or not it has succeeded."""
+        self._since = self._clock()
+        try:
+            yield
+        finally:
+            self._ask(storage)
+
+    def look(self, storage: Storage) -> None:
+        """Read the free space, if a reading is due."""
+        if self._asked_at is None or self._clock() - self._asked_at >= ROOM_SECONDS:
+            self._since = self._clock()
+            self._ask(storage)
+
+    def _ask(self, storage: Storage) -> None:
+        try:
+            self.free_bytes = storage.free_bytes()
+        except OSError:
+            self.free_bytes = None
+        finally:
+            self._asked_at, self._since = self._clock(), None
+
 
 POLL_SECONDS = 0.05  # during a flush
 LOOK_SECONDS = 0.25  # each look costs 0.1 to 0.3 ms of a core
@@ -80,157 +148,6 @@ class StoreSettings:
         )
 
 
-class SnapshotPersister:
-    """Persists the snapshots of one rank.
-
-    ``start`` does so in a background thread; ``poll`` does what is due now; ``flush`` persists the newest at once: call
-    it on every rank actor when the training processes have ended, or before an actor ends.
-    ``on_persisted`` is called from whichever thread completed a checkpoint.
-    """
-
-    def __init__(
-        self,
-        snapshot_dir: str | os.PathLike[str],
-        *,
-        rank: int,
-        settings: StoreSettings,
-        interval_seconds: float = INTERVAL_SECONDS,
-        on_persisted: Callable[[CheckpointInfo], None] | None = None,
-        pace: Pace | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        pace = pace or Pace()
-        self._rank, self._clock = rank, clock
-        self._directory = SnapshotDirectory(snapshot_dir)
-        self._pages = PersisterPages(self._directory, rank)
-        self._record = PersisterRecord(self._pages, pace, clock=clock, on_persisted=on_persisted)
-        self._pending = PendingSnapshots(self._directory, rank, pages=self._pages, record=self._record)
-        self._storage = SnapshotStorage(lambda meta, lease: settings.repository(meta, rank=rank, lease=lease))
-        self._rounds = Rounds(self._directory, self._storage, pace, clock=clock, interval_seconds=interval_seconds)
-        self._lock = threading.Lock()  # one write at a time, from whichever thread
-        self._closing = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._wrote_wanted = False
-
-    @property
-    def status(self) -> PersisterStatus:
-        """Return the status of this rank's snapshots so far."""
-        return self._record.status
-
-    @property
-    def gauge(self) -> StorageGauge:
-        """Return the gauge of the storage that the snapshots are written to."""
-        return self._storage.gauge
-
-    def hold_lease(self, attempt: int) -> None:
-        """Record that this process supervises the ranks of ``attempt``: it may store what older attempts left in memory."""
-        self._storage.hold_lease(attempt)
-
-    def start(self) -> None:
-        """Poll in a background thread until ``close``."""
-        with self._lock, contextlib.suppress(OSError):  # the first poll tries again, and records the failure
-            self._pages.open()  # a rank may save before the first poll
-        self._thread = threading.Thread(target=self._run, name=f"persister-{self._rank}", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop the background thread after the write in progress. Does not flush."""
-        self._closing.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        with self._lock:
-            self._pages.close()
-
-    def poll(self) -> bool:
-        """Persist this rank's snapshot if one is due; return whether one was written. Storage errors appear in ``status``."""
-        with self._lock:
-            return self._step(flushing=False)
-
-    def flush(self, timeout_seconds: float) -> bool:
-        """Persist the newest snapshot that all of its ranks have; return whether it is in storage, or there is none.
-
-        On ranks other than 0 this waits for rank 0's persister to choose it. Storage errors appear in ``status``.
-        """
-        deadline = self._clock() + timeout_seconds
-        while True:
-            with self._lock:
-                self._step(flushing=True)
-                if self._is_flushed():
-                    return True
-                if self._clock() >= deadline:
-                    self._record.late(self._pending.steps(), timeout_seconds)
-                    return False
-            time.sleep(0.0 if self._pending else POLL_SECONDS)
-
-    def _run(self) -> None:
-        pause = LOOK_SECONDS
-        while not self._closing.wait(pause):
-            busy = self.poll() and self._wrote_wanted
-            self._storage.look()
-            pause = SOON_SECONDS if busy else min(2 * pause, LOOK_SECONDS)
-
-    # Everything below happens under the lock
-
-    def _step(self, *, flushing: bool) -> bool:
-        self._wrote_wanted = False
-        try:
-            hold = self._pages.open()
-            if (flushing or not self._record.is_waiting()) and (found := self._pending.oldest()) is not None:
-                self._wrote_wanted = self._persist(*found)
-                return self._wrote_wanted
-            is_due = self._rank == 0 and self._rounds.is_due()
-            if not (flushing or hold.get() or is_due):
-                return False  # the usual case, at every look
-            mine = self._directory.snapshots(self._rank)
-            if not mine:
-                return False
-            if self._rank == 0:
-                self._rounds.coordinate(hold, mine, flushing=flushing)
-            word = held([identity(meta.version) for meta, _ in mine], hold.get())
-            if word in (0, self._storage.done) or (self._record.is_waiting() and not flushing):
-                return False
-            return self._persist(*next(found for found in mine if identity(found[0].version) == word))
-        except Exception as error:  # without this thread training would wait, and checkpoints would stay in memory
-            known = isinstance(error, CheckpointError | OSError)
-            self._record.failed(str(error) if known else f"{type(error).__name__}: {error}", failure_kind(error))
-            return False
-
-    def _is_flushed(self) -> bool:
-        if self._pending:
-            return False
-        whole = self._rounds.newest_whole()
-        if whole is None or (self._rank != 0 and not whole.gang):
-            return True
-        try:
-            return self._storage.holds(whole)
-        except (CheckpointError, OSError):
-            return False
-
-    def _persist(self, meta: SnapshotMeta, slot: SnapshotSlot) -> bool:
-        started, word = self._clock(), identity(meta.version)
-        try:
-            with self._directory.storing(self._rank) as alone:
-                if not alone:
-                    return False  # the rank itself stores newer ones, and is about to end
-                info = self._storage.write(meta, slot)
-        except StaleAttemptError:
-            self._storage.done = word  # a newer attempt writes elsewhere
-            slot.mark_stored(word)
-            return False
-        except OvertakenError:
-            return False
-        except (CheckpointError, OSError) as error:
-            self._record.failed(f"snapshot of step {meta.step} not stored: {error}", failure_kind(error))
-            return False
-        seconds = self._clock() - started
-        self._storage.done = word
-        slot.mark_stored(word)
-        self._rounds.wrote(started, seconds)
-        self._record.succeeded(meta, info, seconds)
-        return True
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
     """Share of the time that writes may take, and the seconds to wait after failures and for missing parts."""
@@ -260,54 +177,6 @@ class _RegionPart:
     def tensor_file(self) -> Iterator[memoryview] | None:
         start, size = self.region.image_at, self.region.image_bytes
         return self.slot.pieces(start, size) if size else None
-
-
-class SnapshotStorage:
-    """Stores one rank's snapshots. ``done`` is the identity stored last; ``opened`` opens a snapshot's repository, with a lease."""
-
-    def __init__(self, opened: Callable[[SnapshotMeta, int], CheckpointRepository]) -> None:
-        self.gauge = StorageGauge()
-        self.done = 0
-        self._opened = opened
-        self._repository: CheckpointRepository | None = None
-        self._key: tuple[object, ...] = ()
-        self._lease = 0  # the newest attempt that this process supervises ranks of
-
-    def hold_lease(self, attempt: int) -> None:
-        """Allow this process to store snapshots that attempts before ``attempt`` left in memory."""
-        self._lease = max(self._lease, attempt)
-
-    def look(self) -> None:
-        """Read the free space of the storage that was used last, if a reading is due."""
-        if self._repository is not None:
-            self.gauge.look(self._repository.storage)
-
-    def holds(self, meta: SnapshotMeta) -> bool:
-        """Whether storage has this checkpoint. Raises CheckpointError or OSError."""
-        if identity(meta.version) == self.done and not meta.gang:
-            return True
-        return meta.version.name in self._repository_of(meta).storage.names()
-
-    def write(self, meta: SnapshotMeta, slot: SnapshotSlot) -> CheckpointInfo | None:
-        """Write this rank's parts; return the checkpoint if they complete it. Raises CheckpointError or OSError."""
-        parts = {region.name: _RegionPart(slot=slot, region=region) for region in meta.parts}
-        for _ in range(_CLEARED_AGAIN if meta.attempt < self._lease else 0):
-            with contextlib.suppress(FileNotFoundError):  # the next attempt's ranks remove incomplete checkpoints
-                return self._save(meta, slot, parts)
-        return self._save(meta, slot, parts)
-
-    def _save(self, meta: SnapshotMeta, slot: SnapshotSlot, parts: Mapping[str, _RegionPart]) -> CheckpointInfo | None:
-        repository = self._repository_of(meta)
-        with self.gauge.writing(repository.storage):
-            return repository.save_parts(
-                parts, step=meta.step, gang=meta.gang, metrics=meta.metrics, still_valid=lambda: slot.holds(meta)
-            )
-
-    def _repository_of(self, meta: SnapshotMeta) -> CheckpointRepository:
-        key = (meta.attempt, meta.world_size, meta.job_id, meta.token, self._lease)
-        if self._repository is None or key != self._key:
-            self._repository, self._key = self._opened(meta, self._lease), key
-        return self._repository
 
 
 class PersisterPages:
@@ -348,26 +217,190 @@ class PersisterPages:
             self._own.fail(failing=failing)
 
 
-class PersisterRecord:
-    """Keeps ``status``, and reports failing storage to the rank. ``clock`` gives seconds that never go backwards."""
+Found = list[tuple["SnapshotMeta", "SnapshotSlot"]]
+
+
+class SnapshotPersister:
+    """Persists the snapshots of one rank.
+
+    ``start`` does so in a background thread; ``poll`` does what is due now; ``flush`` persists the newest at once: call
+    it on every rank actor when the training processes have ended, or before an actor ends.
+    ``on_persisted`` is called from whichever thread completed a checkpoint. ``status`` is that of this rank's snapshots so far,
+    ``gauge`` that of the storage that they are written to.
+    """
 
     def __init__(
         self,
-        pages: PersisterPages,
-        pace: Pace,
+        snapshot_dir: str | os.PathLike[str],
         *,
-        clock: Callable[[], float],
-        on_persisted: Callable[[CheckpointInfo], None] | None,
+        rank: int,
+        settings: StoreSettings,
+        interval_seconds: float = INTERVAL_SECONDS,
+        on_persisted: Callable[[CheckpointInfo], None] | None = None,
+        pace: Pace | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._rank, self._settings, self._interval = rank, settings, interval_seconds
+        self._on_persisted, self._pace, self._clock = on_persisted, pace or Pace(), clock
+        self._directory = SnapshotDirectory(snapshot_dir)
+        self._pages = PersisterPages(self._directory, rank)
         self.status = PersisterStatus()
-        self._pages, self._pace, self._clock, self._on_persisted = pages, pace, clock, on_persisted
+        self.gauge = StorageGauge()
+        self._repository: CheckpointRepository | None = None
+        self._repository_key: tuple[object, ...] = ()
+        self._lease = 0  # the newest attempt that this process supervises ranks of
+        self._done = 0  # the identity of the snapshot that was stored last
         self._retry_at = 0.0
+        self._next_round_at = 0.0
+        self._round_began = 0.0
+        self._wrote_wanted = False
+        self._lock = threading.Lock()  # one write at a time, from whichever thread
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
 
-    def is_waiting(self) -> bool:
-        """Whether a write failed so recently that it is not tried again yet."""
-        return self._clock() < self._retry_at
+    def hold_lease(self, attempt: int) -> None:
+        """Record that this process supervises the ranks of ``attempt``: it may store what older attempts left in memory."""
+        self._lease = max(self._lease, attempt)
 
-    def succeeded(self, meta: SnapshotMeta, info: CheckpointInfo | None, seconds: float) -> None:
+    def start(self) -> None:
+        """Poll in a background thread until ``close``."""
+        with self._lock, contextlib.suppress(OSError):  # the first poll tries again, and records the failure
+            self._pages.open()  # a rank may save before the first poll
+        self._thread = threading.Thread(target=self._run, name=f"persister-{self._rank}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the background thread after the write in progress. Does not flush."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        with self._lock:
+            self._pages.close()
+
+    def poll(self) -> bool:
+        """Persist this rank's snapshot if one is due; return whether one was written. Storage errors appear in ``status``."""
+        with self._lock:
+            return self._step(flushing=False)
+
+    def flush(self, timeout_seconds: float) -> bool:
+        """Persist the newest snapshot that all of its ranks have; return whether it is in storage, or there is none.
+
+        On ranks other than 0 this waits for rank 0's persister to choose it. Storage errors appear in ``status``.
+        """
+        deadline = self._clock() + timeout_seconds
+        while True:
+            with self._lock:
+                self._step(flushing=True)
+                if self._is_flushed():
+                    return True
+                if self._clock() >= deadline:
+                    self._late(timeout_seconds)
+                    return False
+            time.sleep(0.0 if self._pending() else POLL_SECONDS)
+
+    def _run(self) -> None:
+        pause = LOOK_SECONDS
+        while not self._closing.wait(pause):
+            busy = self.poll() and self._wrote_wanted
+            if self._repository is not None:
+                self.gauge.look(self._repository.storage)
+            pause = SOON_SECONDS if busy else min(2 * pause, LOOK_SECONDS)
+
+    # Everything below happens under the lock
+
+    def _step(self, *, flushing: bool) -> bool:
+        self._wrote_wanted = False
+        waiting = self._clock() < self._retry_at and not flushing  # a write has failed a moment ago
+        try:
+            hold = self._pages.open()
+            if not waiting and (found := self._oldest_pending()) is not None:
+                self._wrote_wanted = self._persist(*found)
+                return self._wrote_wanted
+            if not (flushing or hold.get() or (self._rank == 0 and self._clock() >= self._next_round_at)):
+                return False  # the usual case, at every look
+            mine = self._directory.snapshots(self._rank)
+            if not mine:
+                return False
+            if self._rank == 0:
+                self._coordinate(hold, mine, flushing=flushing)
+            word = held([identity(meta.version) for meta, _ in mine], hold.get())
+            if word in (0, self._done) or (self._clock() < self._retry_at and not flushing):
+                return False
+            return self._persist(*next(found for found in mine if identity(found[0].version) == word))
+        except Exception as error:  # without this thread training would wait, and checkpoints would stay in memory
+            known = isinstance(error, CheckpointError | OSError)
+            self._failed(str(error) if known else f"{type(error).__name__}: {error}", failure_kind(error))
+            return False
+
+    def _is_flushed(self) -> bool:
+        if self._pending():
+            return False
+        whole = self._newest_whole()
+        if whole is None or (self._rank != 0 and not whole.gang):
+            return True
+        try:
+            return self._holds(whole)
+        except (CheckpointError, OSError):
+            return False
+
+    # -- one snapshot
+
+    def _persist(self, meta: SnapshotMeta, slot: SnapshotSlot) -> bool:
+        """Write this rank's parts of a snapshot; return whether they are in storage."""
+        started, word = self._clock(), identity(meta.version)
+        try:
+            with self._directory.storing(self._rank) as alone:
+                if not alone:
+                    return False  # the rank itself stores newer ones, and is about to end
+                info = self._write(meta, slot)
+        except StaleAttemptError:
+            self._done = word  # a newer attempt writes elsewhere
+            slot.mark_stored(word)
+            return False
+        except OvertakenError:
+            return False
+        except (CheckpointError, OSError) as error:
+            self._failed(f"snapshot of step {meta.step} not stored: {error}", failure_kind(error))
+            return False
+        seconds = self._clock() - started
+        self._done = word
+        slot.mark_stored(word)
+        self._next_round_at = max(self._next_round_at, started + seconds / self._pace.busy_share)
+        self._succeeded(meta, info, seconds)
+        return True
+
+    def _write(self, meta: SnapshotMeta, slot: SnapshotSlot) -> CheckpointInfo | None:
+        """Return the checkpoint if these parts complete it. Raises CheckpointError or OSError."""
+        for _ in range(_CLEARED_AGAIN if meta.attempt < self._lease else 0):
+            with contextlib.suppress(FileNotFoundError):  # the next attempt's ranks remove incomplete checkpoints
+                return self._write_once(meta, slot)
+        return self._write_once(meta, slot)
+
+    def _write_once(self, meta: SnapshotMeta, slot: SnapshotSlot) -> CheckpointInfo | None:
+        parts = {region.name: _RegionPart(slot=slot, region=region) for region in meta.parts}
+        repository = self._repository_of(meta)
+        with self.gauge.writing(repository.storage):
+            return repository.save_parts(
+                parts, step=meta.step, gang=meta.gang, metrics=meta.metrics, still_valid=lambda: slot.holds(meta)
+            )
+
+    def _holds(self, meta: SnapshotMeta) -> bool:
+        """Whether storage has this checkpoint. Raises CheckpointError or OSError."""
+        if identity(meta.version) == self._done and not meta.gang:
+            return True
+        return meta.version.name in self._repository_of(meta).storage.names()
+
+    def _repository_of(self, meta: SnapshotMeta) -> CheckpointRepository:
+        key = (meta.attempt, meta.world_size, meta.job_id, meta.token, self._lease)
+        if self._repository is None or key != self._repository_key:
+            self._repository = self._settings.repository(meta, rank=self._rank, lease=self._lease)
+            self._repository_key = key
+        return self._repository
+
+    # -- its result
+
+    def _succeeded(self, meta: SnapshotMeta, info: CheckpointInfo | None, seconds: float) -> None:
         """Record a write; ``info`` is the checkpoint, if this write made it complete."""
         self._pages.fail(failing=False)
         self.status = structs.replace(
@@ -387,7 +420,7 @@ class PersisterRecord:
         if info is not None and self._on_persisted is not None:
             self._on_persisted(info)
 
-    def failed(self, message: str, kind: str) -> None:
+    def _failed(self, message: str, kind: str) -> None:
         """Record a failure, and delay the next try."""
         self._retry_at = self._clock() + self._pace.retry_seconds
         self._pages.fail(failing=True)
@@ -401,98 +434,58 @@ class PersisterRecord:
             failing_since=before.failing_since or time.time(),
         )
 
-    def late(self, steps: list[int], seconds: float) -> None:
-        """Record that the snapshots of these steps were not on storage in time."""
+    def _late(self, seconds: float) -> None:
+        """Record that the snapshots that must reach storage were not there in time."""
+        found = [version_of(word) for word, _ in self._pending()]
+        steps = [version.step for version in sorted(version for version in found if version is not None)]
         which = f"step {', '.join(map(str, steps))}" if steps else "the newest step"
         why = f": {self.status.failure}" if self.status.failure else ""
-        self.failed(f"the snapshot of {which} was not on storage after {seconds:g} s{why}", "late")
+        self._failed(f"the snapshot of {which} was not on storage after {seconds:g} s{why}", "late")
 
+    # -- snapshots that must reach storage: the rank marks its own, rank 0 publishes those of the best scores
 
-class PendingSnapshots:
-    """Reads such snapshots from the rank's slots: the rank marks its own, rank 0 publishes those of the best scores."""
+    def _pending(self) -> list[tuple[int, SnapshotSlot]]:
+        wanted = self._pages.wanted()
+        return [(word, slot) for slot in self._directory.slots(self._rank) if (word := slot.pending(wanted))]
 
-    def __init__(
-        self, directory: SnapshotDirectory, rank: int, *, pages: PersisterPages, record: PersisterRecord
-    ) -> None:
-        self._directory, self._rank, self._pages, self._record = directory, rank, pages, record
-
-    def __bool__(self) -> bool:
-        return bool(self._found())
-
-    def oldest(self) -> tuple[SnapshotMeta, SnapshotSlot] | None:
-        """Return the oldest readable pending snapshot and its slot; give up those that can never be read."""
-        for word, slot in sorted(self._found(), key=lambda item: item[0]):
+    def _oldest_pending(self) -> tuple[SnapshotMeta, SnapshotSlot] | None:
+        """Return the oldest readable one and its slot; give up those that can never be read."""
+        for word, slot in sorted(self._pending(), key=lambda item: item[0]):
             meta = slot.meta()
             if meta is not None:
                 return meta, slot
             if slot.identity() == word:  # it stays unreadable
                 slot.mark_stored(word)
-                self._record.failed(f"a snapshot in {slot.path} is damaged and was given up", "damaged")
+                self._failed(f"a snapshot in {slot.path} is damaged and was given up", "damaged")
         return None
 
-    def steps(self) -> list[int]:
-        """Return the steps of the pending snapshots, the oldest version's first."""
-        found = [version_of(word) for word, _ in self._found()]
-        return [version.step for version in sorted(version for version in found if version is not None)]
+    # -- the rounds of all others, which rank 0's persister begins and ends
 
-    def _found(self) -> list[tuple[int, SnapshotSlot]]:
-        wanted = self._pages.wanted()
-        return [(word, slot) for slot in self._directory.slots(self._rank) if (word := slot.pending(wanted))]
-
-
-Found = list[tuple["SnapshotMeta", "SnapshotSlot"]]
-
-
-class Rounds:
-    """Begins and ends the rounds, for rank 0's persister. ``clock`` gives seconds that never go backwards."""
-
-    def __init__(
-        self,
-        directory: SnapshotDirectory,
-        storage: SnapshotStorage,
-        pace: Pace,
-        *,
-        clock: Callable[[], float],
-        interval_seconds: float,
-    ) -> None:
-        self._directory, self._storage, self._pace = directory, storage, pace
-        self._clock, self._interval = clock, interval_seconds
-        self._not_before = 0.0
-        self._since = 0.0
-
-    def is_due(self) -> bool:
-        """Whether the next round may begin."""
-        return self._clock() >= self._not_before
-
-    def wrote(self, started: float, seconds: float) -> None:
-        """Delay the next round so that writes take no more than their share of the time."""
-        self._not_before = max(self._not_before, started + seconds / self._pace.busy_share)
-
-    def coordinate(self, hold: HeldVersion, mine: Found, *, flushing: bool) -> None:
+    def _coordinate(self, hold: HeldVersion, mine: Found, *, flushing: bool) -> None:
         """End a finished round, and begin the next one when it is due. ``mine`` are the snapshots of rank 0."""
         now = self._clock()
         word = hold.get()
         if word and not flushing:
-            if now - self._since < self._pace.patience_seconds and not self._is_over(word, mine):
+            if now - self._round_began < self._pace.patience_seconds and not self._is_over(word, mine):
                 return
             hold.set(0)
-        if not flushing and now < self._not_before:
+        if not flushing and now < self._next_round_at:
             return
-        whole = self.newest_whole()
+        whole = self._newest_whole()
         if whole is None:
             return
         newest = identity(whole.version)
-        if newest == word or (newest <= self._storage.done and not flushing):
+        if newest == word or (newest <= self._done and not flushing):
             return
-        if flushing and self._storage.holds(whole):
+        if flushing and self._holds(whole):
             return
         if any(slot.pending() == newest for slot in self._directory.slots(0)):
             return  # every rank writes a pending snapshot without a round
         hold.set(newest)
-        self._since = now
-        self._not_before = max(self._not_before, now + self._interval)
+        self._round_began = now
+        self._next_round_at = max(self._next_round_at, now + self._interval)
 
-    def newest_whole(self) -> SnapshotMeta | None:
+    def _newest_whole(self) -> SnapshotMeta | None:
         """Return the newest snapshot of rank 0 that every rank of its gang has too."""
         found = (meta for meta, _ in self._directory.snapshots(0) if self._directory.is_whole(meta))
         return next(found, None)
@@ -506,4 +499,4 @@ class Rounds:
         others = range(1, meta.world_size) if meta.gang else ()
         if any(held([slot.identity() for slot in self._directory.slots(rank)], word) != chosen for rank in others):
             return True
-        return self._storage.holds(meta)
+        return self._holds(meta)

@@ -19,16 +19,21 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.checkpoint.errors import CorruptCheckpointError, ResumeMismatchError
 from orchestrator.checkpoint.format import codec, layout, sharded
 from orchestrator.checkpoint.format.layout import Version
-from orchestrator.checkpoint.snapshots.reader import MEMORY
-from orchestrator.checkpoint.storage.directory import Checkpoint, CheckpointDirectory, CheckpointReader
-from orchestrator.checkpoint.storage.info import CheckpointInfo, Retention
+from orchestrator.checkpoint.snapshots.file import MEMORY
+from orchestrator.checkpoint.storage.directory import (
+    Checkpoint,
+    CheckpointDirectory,
+    CheckpointInfo,
+    CheckpointReader,
+    Retention,
+)
 from orchestrator.checkpoint.storage.storage import FULL, LocalStorage, Storage, open_storage
-from orchestrator.checkpoint.storage.writer import CheckpointWriter, Draft, EncodedPart, Fence, Part
+from orchestrator.checkpoint.storage.writer import CheckpointWriter, Draft, Fence, Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from orchestrator.checkpoint.snapshots.reader import SnapshotReader
+    from orchestrator.checkpoint.snapshots.file import SnapshotReader
 
 WAIT_SECONDS = 300.0  # rank 0 may have much to verify
 _POLL_SECONDS = 0.05
@@ -252,7 +257,7 @@ class CheckpointRepository:
         self, states: Mapping[str, Any], *, step: int, gang: bool, metrics: Mapping[str, float] | None = None
     ) -> CheckpointInfo | None:
         """Store a checkpoint as ``save`` does, from the states of its parts by name (see sharded.parts_of)."""
-        parts = {name: _part(part) for name, part in states.items()}
+        parts = {name: codec.encode(part) for name, part in states.items()}
         return self.save_parts(parts, step=step, gang=gang, metrics=metrics)
 
     def save_parts(
@@ -330,8 +335,3 @@ class CheckpointRepository:
     def retain(self) -> tuple[str, ...]:
         """Remove the checkpoints that retention does not keep; return the names of the removed complete checkpoints."""
         return self._directory.retain(self.retention)
-
-
-def _part(state: Any) -> EncodedPart:
-    encoded = codec.encode(state)
-    return EncodedPart(tree=encoded.tree_bytes(), leaves=encoded.leaves)

@@ -8,7 +8,6 @@ different structure only causes a new plan, so a plan can be slow but never wron
 
 from __future__ import annotations
 
-import json
 import operator
 import re
 import secrets
@@ -18,7 +17,6 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint.format import codec, tensorfile
-from orchestrator.checkpoint.format import foreign_values as foreign
 from orchestrator.checkpoint.format.sharded import ShardedLeaf
 
 if TYPE_CHECKING:
@@ -123,7 +121,7 @@ class PartPlan:
         self.entries = tensorfile.plan([(leaf.name, leaf.dtype, leaf.shape) for leaf in encoded.leaves])
         self.header = tensorfile.header(self.entries, {"format": "pt"}) if self.entries else b""
         self.sources: list[Any] = [leaves[entry.name].source for entry in self.entries]
-        self.tree = encoded.tree_bytes()
+        self.tree = encoded.text
         self._walk: _Walk | None = None
         try:
             self._remember(state, encoded)
@@ -176,7 +174,7 @@ class PartPlan:
     def _splice(self, plains: list[Any], known: list[Any]) -> None:
         for index, (new, old) in enumerate(zip(plains, known, strict=True)):
             if new is not old:
-                self._pieces[2 * index + 1] = _text(codec.encode(new).tree)
+                self._pieces[2 * index + 1] = codec.encode(new).text
         self.tree = b"".join(self._pieces)
 
 
@@ -188,7 +186,7 @@ def _equal(left: list[Any], right: list[Any]) -> bool:
 
 
 def _alias(source: Any) -> Any:
-    return foreign.describe(source, "").alias
+    return codec.describe(source, "").alias
 
 
 def _match(
@@ -220,12 +218,12 @@ def _pieces(state: Any, tree: Any, count: int) -> list[bytes]:
     token = secrets.token_hex(8)
     values: list[Any] = []
     marked = _mark(state, tree, token, values)
-    parts = re.split(rf'"{token}"'.encode(), _text(marked))
+    parts = re.split(rf'"{token}"'.encode(), codec.json_text(marked))
     if not len(parts) - 1 == len(values) == count:
         raise Unplannable
     pieces = [parts[0]]
     for value, part in zip(values, parts[1:], strict=True):
-        pieces += (_text(value), part)
+        pieces += (codec.json_text(value), part)
     return pieces
 
 
@@ -251,7 +249,3 @@ def _mark_mapping(value: Mapping[Any, Any], node: Any, token: str, values: list[
         [key, _mark(item, child, token, values)] for item, (key, child) in zip(value.values(), node["v"], strict=True)
     ]
     return {**node, "v": pairs}
-
-
-def _text(node: Any) -> bytes:
-    return json.dumps(node, separators=(",", ":"), allow_nan=False).encode()

@@ -1,4 +1,4 @@
-"""Files in shared memory that hold a rank's snapshots: format, opening, and the distinction of torn and complete ones.
+"""Files in shared memory that hold a rank's snapshots: format, opening, torn and complete ones, and the loading of those that a dead process left.
 
 Each rank has up to three slots ``rank-00000.0.snap`` ... in the job's snapshot directory. A slot holds for each part of
 the state its JSON text and the image of its tensor file, byte for byte as on storage: persisting a snapshot copies
@@ -9,7 +9,7 @@ the middle leaves zero; a reader checks that the identity is the same before and
 
 Only the process that writes a slot maps it. All others, and all readers of the pages of words that ranks share with their
 persisters, use system calls, because a rank can truncate a file at any moment: reading a map of it would kill the reader
-(SIGBUS), a short read is an ordinary error. Only the standard library is used here.
+(SIGBUS), a short read is an ordinary error.
 """
 
 from __future__ import annotations
@@ -20,17 +20,21 @@ import functools
 import json
 import mmap
 import os
-import re
 import struct
 import weakref
 import zlib
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
+import msgspec
+from msgspec import Meta
+
+from orchestrator import units
 from orchestrator.checkpoint.errors import CorruptCheckpointError
-from orchestrator.checkpoint.format import layout
+from orchestrator.checkpoint.format import codec, layout, tensorfile
 from orchestrator.checkpoint.format.layout import Version
+from orchestrator.checkpoint.format.sharded import join, pieces_of
+from orchestrator.checkpoint.storage.directory import Checkpoint
 from orchestrator.private_files import make_private
 
 if TYPE_CHECKING:
@@ -49,10 +53,10 @@ _WORD = struct.Struct("<Q")
 _IDENTITY_AT = 64  # on its own cache line
 _WANTED_AT = 72  # the identity of a snapshot that must reach storage
 _STORED_AT = 80  # the identity of the snapshot that has reached it, or never will
-_META = struct.Struct("<II")  # length and CRC-32 of the JSON that follows
+_META = struct.Struct("<II")  # length and CRC-32 of the msgpack that follows
 _META_AT = 128
-_PART_NAME = re.compile(r"state|(?:rank|shard)-\d{5,10}")
-_TOKEN = re.compile(r"[A-Za-z0-9_.-]{0,128}")
+PartName = Annotated[str, Meta(pattern=r"\A(?:state|(?:rank|shard)-[0-9]{5,10})\Z")]
+Token = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.-]{0,128}\Z")]
 _STEP_BITS = 40
 _MAX_STEP = 2**_STEP_BITS - 1
 _MAX_ATTEMPT = 2**23
@@ -62,33 +66,28 @@ class SnapshotUnavailableError(Exception):
     """Shared memory cannot be used for this snapshot; it is saved to storage directly instead."""
 
 
-_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, SnapshotUnavailableError)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartRegion:
+class PartRegion(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
     """The position of one part in its slot: JSON text and tensor file image, each as offset and length in bytes."""
 
-    name: str
-    tree_at: int
-    tree_bytes: int
-    image_at: int
-    image_bytes: int
+    name: PartName
+    tree_at: layout.Count
+    tree_bytes: layout.Count
+    image_at: layout.Count
+    image_bytes: layout.Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotMeta:
+class SnapshotMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Attempt, step and parts of a snapshot. ``gang``: every rank has one of the same step, and they only count together."""
 
     job_id: str
-    attempt: int
-    step: int
-    rank: int
-    world_size: int
-    token: str
+    attempt: layout.Count
+    step: layout.Count
+    rank: layout.Count
+    world_size: layout.Count
+    token: Token
     gang: bool
-    created_at: float
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    created_at: layout.Time
+    metrics: dict[str, float] = {}
     parts: tuple[PartRegion, ...]
 
     @property
@@ -133,7 +132,7 @@ class SnapshotSlot:
         left = available_memory_bytes()
         if left is not None and size > left * MOST_OF_AVAILABLE:
             raise SnapshotUnavailableError(
-                f"no room for a snapshot of {size} bytes: {left} bytes of memory are left on this machine"
+                f"no room for a snapshot of {units.size(size)}: {units.size(left)} of memory are left on this machine"
             )
         draft = path.with_suffix(".new")
         handle = os.open(draft, os.O_CREAT | os.O_RDWR | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -143,7 +142,9 @@ class SnapshotSlot:
             slot.memory = mmap.mmap(handle, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except OSError as error:
             draft.unlink()
-            raise SnapshotUnavailableError(f"{path.parent}: no room for a snapshot of {size} bytes: {error}") from error
+            raise SnapshotUnavailableError(
+                f"{path.parent}: no room for a snapshot of {units.size(size)}: {error}"
+            ) from error
         os.pwrite(handle, _HEAD.pack(_MAGIC, _FORMAT, HEADER_BYTES), 0)
         draft.replace(path)
         return slot
@@ -222,7 +223,10 @@ class SnapshotSlot:
         return word if word in wanted or self.word(_WANTED_AT) == word else 0
 
     def meta(self) -> SnapshotMeta | None:
-        """Return the snapshot's metadata; None when it does not count or changed while it was read."""
+        """Return the snapshot's metadata; None when it does not count or changed while it was read.
+
+        A rank's memory is untrusted, and names files: what no ``describe`` writes does not count.
+        """
         before = self.identity()
         header = self.header() if before else b""
         if len(header) != HEADER_BYTES:
@@ -232,10 +236,14 @@ class SnapshotSlot:
         if zlib.crc32(raw) != crc or self.identity() != before:
             return None
         try:
-            meta = _meta_from(json.loads(raw), self.size)
-            return meta if identity(meta.version) == before else None
-        except _MALFORMED:
-            return None  # no version writes that
+            meta = msgspec.msgpack.decode(raw, type=SnapshotMeta)
+            is_same = identity(meta.version) == before
+        except (ValueError, SnapshotUnavailableError):
+            return None
+        ends = [
+            end for part in meta.parts for end in (part.tree_at + part.tree_bytes, part.image_at + part.image_bytes)
+        ]
+        return meta if is_same and max(ends, default=0) <= self.size else None
 
     def holds(self, meta: SnapshotMeta) -> bool:
         """Whether this is still the snapshot that ``meta`` describes."""
@@ -252,7 +260,10 @@ class SnapshotSlot:
 
     def describe(self, meta: SnapshotMeta) -> None:
         """Write the snapshot's metadata. Raises SnapshotUnavailableError when it does not fit."""
-        raw = json.dumps(_meta_body(meta), separators=(",", ":")).encode()
+        try:
+            raw = msgspec.msgpack.encode(meta)
+        except UnicodeEncodeError as error:
+            raise SnapshotUnavailableError("a metric's name has characters that UTF-8 cannot hold") from error
         if _META_AT + _META.size + len(raw) > HEADER_BYTES:
             raise SnapshotUnavailableError(f"the description of the snapshot has {len(raw)} bytes; pass fewer metrics")
         os.pwrite(self._handle, _META.pack(len(raw), zlib.crc32(raw)) + raw, _META_AT)
@@ -338,37 +349,6 @@ def held(identities: list[int], word: int) -> int:
     """Return the identity that ``word`` holds: a rank's first one from there on, of the same attempt; 0 if none."""
     same_attempt = [found for found in identities if found >= word > 0 and found >> _STEP_BITS == word >> _STEP_BITS]
     return min(same_attempt, default=0)
-
-
-def _meta_body(meta: SnapshotMeta) -> dict[str, Any]:
-    body = {name: getattr(meta, name) for name in SnapshotMeta.__slots__ if name not in ("parts", "metrics")}
-    body["metrics"] = {name: repr(value) for name, value in meta.metrics.items()}
-    body["parts"] = [[part.name, part.tree_at, part.tree_bytes, part.image_at, part.image_bytes] for part in meta.parts]
-    return body
-
-
-def _meta_from(body: dict[str, Any], size: int) -> SnapshotMeta:
-    """Parse ``_meta_body`` for a slot of ``size`` bytes. A rank's memory is untrusted and names files, so it is validated."""
-    parts = tuple(
-        PartRegion(name=name, tree_at=tree_at, tree_bytes=tree, image_at=image_at, image_bytes=image)
-        for name, tree_at, tree, image_at, image in body.pop("parts")
-    )
-    for part in parts:
-        regions = (part.tree_at, part.tree_bytes), (part.image_at, part.image_bytes)
-        if not isinstance(part.name, str) or not _PART_NAME.fullmatch(part.name):
-            raise ValueError("a part's name is invalid")
-        if any(type(at) is not int or type(length) is not int for at, length in regions):
-            raise TypeError("a part's place is invalid")
-        if any(at < 0 or length < 0 or at + length > size for at, length in regions):
-            raise ValueError("a part is outside its slot")
-    metrics = {name: float(value) for name, value in body.pop("metrics").items()}
-    meta = SnapshotMeta(**body, parts=parts, metrics=metrics)
-    counts = (meta.attempt, meta.step, meta.rank, meta.world_size)
-    if any(type(count) is not int or count < 0 for count in counts) or type(meta.created_at) not in (int, float):
-        raise TypeError("a count or a time is invalid")
-    if not isinstance(meta.job_id, str) or not isinstance(meta.token, str) or not _TOKEN.fullmatch(meta.token):
-        raise ValueError("job_id or token is malformed")
-    return meta
 
 
 def available_memory_bytes(meminfo: Path = MEMINFO, cgroups: Path = CGROUPS) -> int | None:
@@ -499,3 +479,77 @@ class StoreState(Words):
         newest = sorted(words)[-self._WANTED_WORDS :]
         for index in range(self._WANTED_WORDS):
             self.put(self._WANTED + index, newest[index] if index < len(newest) else 0)
+
+
+MEMORY = "memory"  # the path of a checkpoint that is not on storage
+
+
+class SnapshotReader:
+    """Reads the snapshots of one job on this node, as a source of checkpoints."""
+
+    def __init__(self, path: str | os.PathLike[str], *, job_id: str) -> None:
+        self._directory = SnapshotDirectory(path)
+        self.path = self._directory.path
+        self._job_id = job_id
+
+    def newest(self) -> Version | None:
+        """Return the version of the newest snapshot that every rank with a part in it has; None when there is none."""
+        for meta, _ in self._directory.snapshots(0):
+            if meta.job_id == self._job_id and self._directory.is_whole(meta):
+                return meta.version
+        return None
+
+    def load(self, version: Version, rank: int, world_size: int, into: Any = None) -> Checkpoint:
+        """Copy a snapshot out of shared memory, for ``rank`` of ``world_size``.
+
+        Raises CorruptCheckpointError when it is missing, or was overwritten meanwhile.
+        """
+        meta, slot = self._find(0, version)
+        has_part = meta.gang and world_size == meta.world_size
+        return Checkpoint(
+            state=join(_read(slot, meta, layout.STATE), lambda: self._pieces(meta), into),
+            rank_state=self._rank_part(rank, version) if has_part else None,
+            step=meta.step,
+            attempt=meta.attempt,
+            metrics=meta.metrics,
+            path=MEMORY,
+            world_size=meta.world_size,
+            bytes=sum(part.tree_bytes + part.image_bytes for part in meta.parts),
+            read_rank_state=lambda other: (
+                self._rank_part(other, version) if meta.gang and 0 <= other < meta.world_size else None
+            ),
+        )
+
+    def _find(self, rank: int, version: Version) -> tuple[SnapshotMeta, SnapshotSlot]:
+        for meta, slot in self._directory.snapshots(rank):
+            if meta.version == version and meta.job_id == self._job_id:
+                return meta, slot
+        raise CorruptCheckpointError(f"the snapshot of step {version.step} is not in rank {rank}'s memory any more")
+
+    def _rank_part(self, rank: int, version: Version) -> Any:
+        meta, slot = self._find(rank, version)
+        part = layout.rank_part(rank)
+        return _read(slot, meta, part) if any(region.name == part for region in meta.parts) else None
+
+    def _pieces(self, whole: SnapshotMeta) -> Iterator[Mapping[str, Any]]:
+        for rank in range(whole.world_size):
+            meta, slot = self._find(rank, whole.version)
+            yield from pieces_of(_read(slot, meta, layout.shard_part(rank)))
+
+
+def _read(slot: SnapshotSlot, meta: SnapshotMeta, name: str) -> Any:
+    region = next((part for part in meta.parts if part.name == name), None)
+    if region is None:
+        raise CorruptCheckpointError(f"the snapshot of step {meta.step} has no part {name!r}")
+    tree = slot.read(region.tree_at, region.tree_bytes)
+    image = slot.read(region.image_at, region.image_bytes)
+    if not slot.holds(meta):
+        raise CorruptCheckpointError(f"the snapshot of step {meta.step} was overwritten while it was read")
+    try:
+        node = json.loads(bytes(tree))
+    except (ValueError, RecursionError) as error:
+        raise CorruptCheckpointError(f"the snapshot of step {meta.step} is damaged: {error}") from error
+    if region.image_bytes == 0:
+        return codec.decode(node, (), memoryview(b""))
+    entries, data = tensorfile.parse(image)
+    return codec.decode(node, entries, data)

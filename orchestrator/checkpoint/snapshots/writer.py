@@ -14,7 +14,6 @@ Everything is copied before ``save`` returns: what training changes afterwards i
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import functools
 import math
 import os
@@ -24,7 +23,9 @@ import weakref
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.checkpoint.format import foreign_values as foreign
+from msgspec import structs
+
+from orchestrator.checkpoint.format import codec
 from orchestrator.checkpoint.format.layout import Version
 from orchestrator.checkpoint.snapshots.encode_plan import PartPlan
 from orchestrator.checkpoint.snapshots.file import (
@@ -133,7 +134,9 @@ class SnapshotWriter:
         copier.slot.want(word if wanted else 0)
         copier.copy()
         regions = self._layout.regions()
-        copier.slot.describe(self._meta(step=step, gang=gang, created_at=time.time(), metrics=metrics, parts=regions))
+        copier.slot.describe(
+            self._meta(step=step, gang=gang, created_at=time.time(), metrics=dict(metrics), parts=regions)
+        )
         copier.slot.commit(word)
         self.copy_seconds = time.perf_counter() - began
         return sum(region.tree_bytes + region.image_bytes for region in regions)
@@ -449,7 +452,7 @@ class SlotCopier:
             at = self._regions[name].tree_at
             memory[at : at + len(plan.tree)] = plan.tree
         for name, index, at in self._bytes:
-            content = foreign.memory(self.plans[name].sources[index])
+            content = codec.memory(self.plans[name].sources[index])
             memory[at : at + len(content)] = content
         self._copy.copy(self._sources())
 
@@ -509,8 +512,7 @@ class StateLayout:
     def regions(self) -> tuple[PartRegion, ...]:
         """Return the regions, with the lengths of the present content."""
         return tuple(
-            dataclasses.replace(region, tree_bytes=len(self._plans[region.name].tree))
-            for region in self._regions.values()
+            structs.replace(region, tree_bytes=len(self._plans[region.name].tree)) for region in self._regions.values()
         )
 
     def close(self) -> None:

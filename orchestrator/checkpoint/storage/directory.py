@@ -9,28 +9,131 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import time
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint.errors import CorruptCheckpointError
-from orchestrator.checkpoint.format import codec, layout, manifest, tensorfile
-from orchestrator.checkpoint.format.layout import Version
-from orchestrator.checkpoint.format.manifest import FileRecord, Manifest
+from orchestrator.checkpoint.format import codec, layout, tensorfile
+from orchestrator.checkpoint.format.layout import FileRecord, Manifest, Version
 from orchestrator.checkpoint.format.sharded import join, pieces_of
-from orchestrator.checkpoint.storage.info import (
-    CheckpointInfo,
-    CheckpointStatus,
-    Retention,
-    removable,
-    removable_broken,
-)
 from orchestrator.spec.plain_files import NotPlainFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from orchestrator.checkpoint.storage.storage import Storage
+
+KEEP_BROKEN = 2  # quarantined checkpoints kept for inspection
+
+
+class CheckpointStatus(StrEnum):
+    """Whether a checkpoint counts."""
+
+    COMPLETE = "complete"
+    BROKEN = "broken"
+    INCOMPLETE = "incomplete"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointInfo:
+    """One entry of a checkpoint directory. ``bytes`` is from its manifest; ``why`` explains a bad status."""
+
+    name: str
+    path: str
+    step: int
+    attempt: int
+    status: CheckpointStatus
+    why: str = ""
+    bytes: int = 0
+    created_at: float | None = None
+    world_size: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    digest: str = ""  # of the content, where versions share a name
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sort key, highest for the newest checkpoint: a newer attempt takes precedence over a higher step."""
+        return self.attempt, self.step
+
+    @property
+    def version(self) -> Version:
+        """Attempt and step."""
+        return Version(attempt=self.attempt, step=self.step)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it counts, as far as known without reading it."""
+        return self.status is CheckpointStatus.COMPLETE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """Rule to keep the ``keep`` newest (None: all), and the ``keep_best`` best by ``score_attribute`` (``max`` or ``min``).
+
+    ``keep_best`` None: as many as ``keep``.
+    """
+
+    keep: int | None = 3
+    keep_best: int | None = None
+    score_attribute: str | None = None
+    score_order: str = "max"
+
+    def __post_init__(self) -> None:
+        if self.keep is not None and self.keep < 1:
+            raise ValueError(f"keep is {self.keep}: the last good checkpoint is never removed; use 1 or more")
+        if self.keep_best is not None and self.keep_best < 1:
+            raise ValueError(f"keep_best is {self.keep_best}; use 1 or more, or no score_attribute")
+        if self.score_order not in ("max", "min"):
+            raise ValueError(f"score_order is {self.score_order!r}; use 'max' or 'min'")
+
+    @property
+    def best_count(self) -> int | None:
+        """Number of the best checkpoints that are kept; None: all."""
+        return self.keep if self.keep_best is None else self.keep_best
+
+
+def removable(infos: Sequence[CheckpointInfo], retention: Retention) -> tuple[CheckpointInfo, ...]:
+    """Return the complete checkpoints to remove, oldest first. Never all of them."""
+    complete = sorted((info for info in infos if info.status is CheckpointStatus.COMPLETE), key=lambda info: info.order)
+    if retention.keep is None:
+        return ()
+    kept = {info.name for info in complete[-retention.keep :]}
+    kept |= {info.name for info in best_infos(complete, retention)}
+    return tuple(info for info in complete if info.name not in kept)
+
+
+def best_by_score(infos: Sequence[CheckpointInfo], retention: Retention) -> CheckpointInfo | None:
+    """Return the complete checkpoint with the best finite score; of equal ones the newest."""
+    return next(iter(best_infos(infos, retention)), None)
+
+
+def best_infos(infos: Sequence[CheckpointInfo], retention: Retention) -> tuple[CheckpointInfo, ...]:
+    """Return the complete checkpoints with the best finite scores, the best first; of equal ones the newest."""
+    if retention.score_attribute is None:
+        return ()
+    sign = 1.0 if retention.score_order == "max" else -1.0
+    scored = [
+        (sign * info.metrics[retention.score_attribute], info.order, info)
+        for info in infos
+        if info.status is CheckpointStatus.COMPLETE
+        and math.isfinite(info.metrics.get(retention.score_attribute, math.nan))
+    ]
+    best = sorted(scored, key=lambda item: item[:2], reverse=True)
+    count = retention.best_count
+    return tuple(info for *_, info in (best if count is None else best[:count]))
+
+
+def removable_broken(infos: Sequence[CheckpointInfo]) -> tuple[CheckpointInfo, ...]:
+    """Return the quarantined checkpoints to remove."""
+    broken = sorted(
+        (info for info in infos if info.status is CheckpointStatus.BROKEN),
+        key=lambda info: (info.order, info.name),
+    )
+    return tuple(broken[:-KEEP_BROKEN])
+
 
 _LISTING_RETRIES = 20  # retries for a directory that changes during a listing
 _MOST_BROKEN = 1000  # of one name
@@ -193,7 +296,7 @@ class CheckpointReader:
         """Read and check the manifest, and that the directory holds exactly what it lists."""
         with _damage(layout.MANIFEST):
             raw = self._storage.read(f"{self.name}/{layout.MANIFEST}")
-        read = manifest.parse(raw)
+        read = layout.parse_manifest(raw)
         version = layout.parse_name(self.name)
         if version is None or (version.step, version.attempt) != (read.step, read.attempt):
             raise CorruptCheckpointError(f"manifest is that of step {read.step}, attempt {read.attempt}")

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.abandoned import stop_if_abandoned
 from orchestrator.checkpoint.errors import CheckpointError
 from orchestrator.checkpoint.format import layout
-from orchestrator.checkpoint.format.layout import SMALL_BYTES
-from orchestrator.checkpoint.format.manifest import FileRecord
+from orchestrator.checkpoint.format.layout import SMALL_BYTES, FileRecord
 from orchestrator.spec.plain_files import refuse_larger
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 """Storage of checkpoint files: a port with few operations, and its implementation on a local or shared file system.
 
 Paths are relative to the storage's root and separated by "/". Code above this port does not depend on disks,
-and tests inject faults between the two.
+and tests inject faults between the two. ``pin`` keeps a checkpoint of another job for a job that starts from it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import os
 import secrets
+import shutil
 import time
 from io import FileIO
 from pathlib import Path
@@ -21,9 +22,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 from orchestrator import trees
 from orchestrator.abandoned import sha256_of, stop_if_abandoned
 from orchestrator.checkpoint.format import layout
-from orchestrator.checkpoint.format.layout import SMALL_BYTES
-from orchestrator.checkpoint.format.manifest import FileRecord
-from orchestrator.durable_files import sync_directory
+from orchestrator.checkpoint.format.layout import SMALL_BYTES, FileRecord
+from orchestrator.durable_files import sync_directory, sync_tree
 from orchestrator.spec.plain_files import open_plain, refuse_larger
 
 if TYPE_CHECKING:
@@ -287,3 +287,36 @@ class LocalStorage:
 def _write_all(handle: int, view: memoryview) -> None:
     while view:
         view = view[os.write(handle, view) :]
+
+
+_NO_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.EACCES})
+
+
+def pin(path: str, folder: str | os.PathLike[str]) -> str:
+    """Keep the checkpoint at ``path`` under ``folder``; return its new path.
+
+    A checkpoint behind a URL, or on a file system that cannot be linked from ``folder``, stays where it is: its own job
+    must keep it. Files that a job's script wrote itself may be rewritten in place, and are copied. Raises OSError when
+    it is gone, or the copy fails.
+    """
+    if "://" in path:
+        return path
+    source, target = Path(path), Path(folder) / Path(path).name
+    is_ours = source.is_dir() and layout.parse_name(source.name) is not None
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        if source.is_dir():
+            problems = trees.Problems()
+            trees.copy(source, target, problems, link=is_ours)
+            problems.refuse(source)
+        else:
+            shutil.copy2(source, target, follow_symlinks=False)
+        sync_tree(target)
+    except OSError as error:
+        trees.remove(target)
+        if not is_ours or error.errno not in _NO_LINK:
+            raise
+        with contextlib.suppress(OSError):
+            target.parent.rmdir()
+        return path
+    return str(target)

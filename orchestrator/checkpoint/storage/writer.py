@@ -1,4 +1,3 @@
-# ruff: noqa: D102 - Part documents the methods
 """Writes a checkpoint and commits it. Takes bytes, needs neither torch nor numpy: the rank actor uses it as well.
 
 Files are written and fsynced in a staging directory, the manifest comes last, and one atomic rename gives the
@@ -25,18 +24,17 @@ from orchestrator.checkpoint.errors import (
     OvertakenError,
     StaleAttemptError,
 )
-from orchestrator.checkpoint.format import layout, manifest, tensorfile
-from orchestrator.checkpoint.format.manifest import FileRecord, Manifest
+from orchestrator.checkpoint.format import layout
+from orchestrator.checkpoint.format.layout import FileRecord, Manifest
 from orchestrator.checkpoint.storage.directory import CheckpointReader
 from orchestrator.checkpoint.storage.storage import except_on_full_disk
+from orchestrator.units import size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from orchestrator.checkpoint.format.codec import Leaf
     from orchestrator.checkpoint.format.layout import Version
-    from orchestrator.checkpoint.storage.directory import CheckpointDirectory
-    from orchestrator.checkpoint.storage.info import CheckpointInfo
+    from orchestrator.checkpoint.storage.directory import CheckpointDirectory, CheckpointInfo
     from orchestrator.checkpoint.storage.storage import Storage
 
 _MOST = 2**63
@@ -111,24 +109,6 @@ class Part(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedPart:
-    """A part directly from the codec."""
-
-    tree: bytes
-    leaves: Sequence[Leaf]
-
-    @property
-    def total_bytes(self) -> int:
-        return len(self.tree) + sum(leaf.total_bytes for leaf in self.leaves)
-
-    def tree_file(self) -> Iterable[bytes | memoryview]:
-        return (self.tree,)
-
-    def tensor_file(self) -> Iterator[bytes | memoryview] | None:
-        return _tensor_file(self.leaves) if self.leaves else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
     """One rank's contribution to the checkpoint of ``version``.
 
@@ -167,7 +147,7 @@ class CheckpointWriter:
         try:
             files = self._write_parts(staging, draft)
             if draft.gang:
-                marker = json.dumps(manifest.render_files(files)).encode()
+                marker = json.dumps(layout.render_files(files)).encode()
                 # Atomic, because another rank that sees the name reads it at once. Only the manifest must be durable.
                 self._storage.replace(f"{staging}/{layout.done_marker(self._rank)}", marker)
                 return self._commit_gang(staging, draft)
@@ -198,7 +178,7 @@ class CheckpointWriter:
             free = self._storage.free_bytes()
         if free is not None and free < needed:
             raise InsufficientSpaceError(
-                f"{self._storage.location()} has {free} bytes free, the checkpoint needs {needed};"
+                f"{self._storage.location()} has {size(free)} free, the checkpoint needs {size(needed)};"
                 " free some space or lower checkpoint.keep"
             )
 
@@ -223,7 +203,7 @@ class CheckpointWriter:
         try:
             for marker in markers:
                 raw = self._storage.read(f"{staging}/{marker}")
-                files.update(manifest.parse_files(json.loads(bytes(raw))))
+                files.update(layout.parse_files(json.loads(bytes(raw))))
         except FileNotFoundError:  # another rank commits or has committed
             return None
         return self._commit(staging, draft, files, ranks=tuple(range(self._world_size)))
@@ -249,7 +229,7 @@ class CheckpointWriter:
             for name in self._storage.names(staging):
                 if name not in files:  # done markers, and files of a failed save of this step
                     self._storage.remove(f"{staging}/{name}")
-            self._storage.write(f"{staging}/{layout.MANIFEST}", [manifest.render(made)])
+            self._storage.write(f"{staging}/{layout.MANIFEST}", [layout.render_manifest(made)])
             self._storage.sync(staging)
             with contextlib.suppress(FileExistsError):  # without a working lock another rank may have been faster
                 self._storage.rename(staging, version.name)
@@ -263,11 +243,3 @@ class CheckpointWriter:
             for part in draft.parts:
                 self._storage.remove(f"{staging}/{layout.tensor_file(part)}")
                 self._storage.remove(f"{staging}/{layout.tree_file(part)}")
-
-
-def _tensor_file(leaves: Sequence[Leaf]) -> Iterator[bytes | memoryview]:
-    entries = tensorfile.plan([(leaf.name, leaf.dtype, leaf.shape) for leaf in leaves])
-    by_name = {leaf.name: leaf for leaf in leaves}
-    yield tensorfile.header(entries, {"format": "pt"})
-    for entry in entries:
-        yield by_name[entry.name].memory()

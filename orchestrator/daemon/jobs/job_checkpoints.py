@@ -8,14 +8,14 @@ from orchestrator.api import views as v
 from orchestrator.api.errors import BadRequestError
 from orchestrator.checkpoint.external.external_checkpoints import ExternalCheckpoints
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
-from orchestrator.checkpoint.storage.info import CheckpointStatus, Retention, best_by_score
+from orchestrator.checkpoint.storage.directory import CheckpointStatus, Retention, best_by_score
 from orchestrator.daemon.jobs.tidying import read_secrets
 from orchestrator.runtime.gangs.launching import checkpoint_dir, store_environ, watch_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from orchestrator.checkpoint.storage.info import CheckpointInfo
+    from orchestrator.checkpoint.storage.directory import CheckpointInfo
     from orchestrator.core.job.record import Job
     from orchestrator.spec.paths import Paths
     from orchestrator.train.script.progress_reading import ProgressSnapshot

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.abandoned import sha256_of, stop_if_abandoned
 from orchestrator.durable_files import whole_file, write_whole
+from orchestrator.runtime.nodes.files import lay_out
 from orchestrator.runtime.nodes.workdir_walk import (
     MAX_COUNTED,
     Found,
@@ -25,7 +26,6 @@ from orchestrator.runtime.nodes.workdir_walk import (
     refuse_too_large,
     walk,
 )
-from orchestrator.runtime.nodes.working_copy import lay_out
 from orchestrator.spec.plain_files import open_plain, read_plain
 
 if TYPE_CHECKING:

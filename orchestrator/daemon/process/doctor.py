@@ -17,8 +17,7 @@ from orchestrator.api.transport.endpoint import Endpoint
 from orchestrator.daemon.process.home import OTHERS, PASS_THROUGH, exposed_entries
 from orchestrator.parts import install_line, unmet
 from orchestrator.runtime.forkserver.cgroups import memory_group
-from orchestrator.runtime.names import namespace
-from orchestrator.runtime.nodes.directories import SHARED_MEMORY, page_directory, user_directory
+from orchestrator.runtime.nodes.directories import SHARED_MEMORY, namespace, page_directory, user_directory
 from orchestrator.runtime.ranks.process_inspector import find_py_spy
 from orchestrator.units import plural
 

@@ -37,7 +37,7 @@ from orchestrator.daemon.start_reserve import release_start_reserve
 from orchestrator.private_files import PRIVATE_UMASK
 from orchestrator.runtime.cluster.connection import disarm_abort
 from orchestrator.runtime.cluster.head import ClusterError
-from orchestrator.runtime.own_thread import WatchedExecutor, calls_under_way
+from orchestrator.runtime.pools import WatchedExecutor, calls_under_way
 from orchestrator.spec.paths import PageFiles
 from orchestrator.store.errors import StoreError, StoreInUseError
 from orchestrator.telemetry.local_prometheus import LocalPrometheus, LocalPrometheusError

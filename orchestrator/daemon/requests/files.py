@@ -13,7 +13,7 @@ from orchestrator.api.files import CHECKPOINTS, OUTPUTS, FileDigest, FileList, F
 from orchestrator.core.events import JobSubmitted
 from orchestrator.daemon.jobs.specs import spec_diff, spec_view
 from orchestrator.private_files import enter_below
-from orchestrator.runtime.nodes.working_copy import is_utf8, open_output, regular_files
+from orchestrator.runtime.nodes.files import is_utf8, open_output, regular_files
 from orchestrator.spec.globs import GlobError, Globs
 from orchestrator.trees import Problems
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from orchestrator.api.errors import RefusedError, invalid_spec
-from orchestrator.checkpoint.storage.pins import pin
+from orchestrator.checkpoint.storage.storage import pin
 from orchestrator.core.events import JobSubmitted
 from orchestrator.core.ids import JobId, job_id
 from orchestrator.core.lifecycle.fold import submitted

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from orchestrator.private_files import make_private
-from orchestrator.runtime.cluster.capacity import Capacity, GpuReservations
 from orchestrator.runtime.cluster.connection import CALL_SECONDS, RayConnection
 from orchestrator.runtime.cluster.head import (
     START_TRIES,
@@ -26,7 +25,15 @@ from orchestrator.runtime.cluster.head import (
     outlive_raylets,
     start_seconds,
 )
-from orchestrator.runtime.cluster.nodes import LastSeen, NodeRegistry, keep_home_token, make_agent, remove_services
+from orchestrator.runtime.cluster.nodes import (
+    Capacity,
+    GpuReservations,
+    LastSeen,
+    NodeRegistry,
+    keep_home_token,
+    make_agent,
+    remove_services,
+)
 from orchestrator.runtime.nodes import control_plane
 from orchestrator.runtime.nodes.directories import Site, check_places
 from orchestrator.spec import token_file

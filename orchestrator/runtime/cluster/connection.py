@@ -31,7 +31,7 @@ from orchestrator.runtime.cluster.head import (
     start_seconds,
 )
 from orchestrator.runtime.deadline import OvertakenError, unless, within
-from orchestrator.runtime.own_thread import in_own_thread
+from orchestrator.runtime.pools import in_own_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence

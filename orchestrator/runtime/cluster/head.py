@@ -31,6 +31,7 @@ import structlog
 from orchestrator import trees
 from orchestrator.durable_files import write_whole
 from orchestrator.process_ends import wait_ended
+from orchestrator.runtime.deadline import process_ended
 from orchestrator.runtime.nodes.directories import RAYLET_PID
 from orchestrator.spec import token_file
 
@@ -166,11 +167,8 @@ def read_head(path: Path) -> Head | None:
 
 def write_head(path: Path, head: Head) -> None:
     """Write the head's file atomically."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(
-        json.dumps({"session": head.session, "gcs_address": head.gcs_address, "pids": dict(head.pids)})
-    )
-    temporary.replace(path)
+    body = {"session": head.session, "gcs_address": head.gcs_address, "pids": dict(head.pids)}
+    write_whole(path, json.dumps(body).encode())
 
 
 def is_alive(pid: int, created: float) -> bool:
@@ -294,7 +292,8 @@ async def output_of(
         try:
             started(process.pid)
             async with asyncio.timeout(seconds):
-                await _end_of(process)
+                await process_ended(os.pidfd_open(process.pid))
+                process.wait()
         finally:
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -316,19 +315,6 @@ def _begin(command: Sequence[str], environ: Mapping[str, str], output: IO[bytes]
         cwd="/",
         env=dict(environ),
     )
-
-
-async def _end_of(process: subprocess.Popen[bytes]) -> None:
-    """Return when the process has ended; a cancellation leaves nothing in the event loop."""
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    handle = os.pidfd_open(process.pid)
-    loop.add_reader(handle, ended.set)
-    try:
-        await ended.wait()
-    finally:
-        loop.remove_reader(handle)
-        os.close(handle)
-    process.wait()
 
 
 def _lines(file: IO[bytes]) -> list[str]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import errno
-import gc
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -89,7 +86,6 @@ class ExporterActor:
             anywhere = replace(http, port=0, last_port=None)
             self._exporter = GpuExporter(readers, node, ExporterSettings(processes=access.processes, http=anywhere))
             self._exporter.start()
-        _give_back_memory()
 
     async def answer(self, method: str, message: bytes) -> bytes:
         """Call a method for the daemon."""
@@ -119,10 +115,3 @@ class ExporterActor:
         """End the telemetry of these jobs."""
         for job_id in job_ids:
             self._exporter.stop_recording(job_id)
-
-
-def _give_back_memory() -> None:
-    """Return memory that only the start needed to the kernel, a MiB of each actor; without glibc, do nothing."""
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)

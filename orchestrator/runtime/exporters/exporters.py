@@ -12,8 +12,8 @@ from orchestrator.core.facts.gpus import GpuLost, Xid
 from orchestrator.gpu.sampler import Health
 from orchestrator.runtime import remote
 from orchestrator.runtime.deadline import within
-from orchestrator.runtime.names import exporter_name
 from orchestrator.runtime.nodes.control_plane import end_worker
+from orchestrator.runtime.nodes.directories import exporter_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -27,7 +27,7 @@ K exists so that no exit status is lost and no process is left behind, whichever
   which kills them.
 * F dies: keepers and jobs continue; the next rank actor starts another F.
 
-T must not be able to detect that it was forked. interpreter.py restores what a fresh interpreter would have, and warm.py finds what cannot be
+T must not be able to detect that it was forked. launch.py restores what a fresh interpreter would have, and warm.py finds what cannot be
 restored (an environment variable that was read when torch was imported, a module beside the script that shadows one already imported); T then
 executes a plain interpreter, which is slower and exact.
 
@@ -36,7 +36,7 @@ that call Python's own, one of torch's hooks for modules in use (warm.py), and t
 that the server had allocated keeps its addresses. No function of torch is replaced.
 
 The modules, from the top: server.py (bootstrap; owns the stack frame below the user's code), serve.py (F: how it becomes the one server of its
-socket, and its loop), keeper.py (K), launch.py (T up to the user's code; also the process that serves torch's store), interpreter.py (the state
-of a fresh interpreter), warm.py (what F does before it serves, and when a fork would differ from a fresh interpreter), and below them
-reports.py, page.py, holder.py, masking.py, cgroups.py, linux.py and wire.py.
+socket, and its loop), keeper.py (K), launch.py (T up to the user's code, and the state of a fresh interpreter; also the process that serves torch's
+store), warm.py (what F does before it serves, and when a fork would differ from a fresh interpreter), and below them reports.py, holder.py,
+masking.py, cgroups.py, linux.py and wire.py.
 """

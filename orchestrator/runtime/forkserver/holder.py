@@ -36,6 +36,17 @@ class Identity:
             return False
         return int(fields[19]) == self.started and fields[0] not in (b"Z", b"X")
 
+    def open(self) -> int | None:
+        """Return a descriptor of the process (pidfd); None where nothing, or another process, has its number."""
+        try:
+            handle = os.pidfd_open(self.pid)
+        except OSError:
+            return None
+        if identity_of(self.pid) == self:
+            return handle
+        os.close(handle)
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class Holder:

@@ -34,10 +34,10 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import cgroups, holder, linux, page, wire
+from . import cgroups, holder, linux, wire
 from .launch import Child, Gate, Program, launch
 from .masking import Masker
-from .reports import Reports
+from .reports import Reports, read_last_page
 
 if TYPE_CHECKING:
     from .warm import Baseline
@@ -249,7 +249,7 @@ class Keeper:
     def _seconds_to_stop(self) -> float:
         """Return the seconds that the rank may still take to end; 0 unless it was asked to stop, not by its owner."""
         now = time.time()
-        asked = page.read_last_page(self._spawn.page, now=now).stop_seen_at
+        asked = read_last_page(self._spawn.page, now=now).stop_seen_at
         times = [at for at in (self._terminated_by(now), self._child.reports.terminated_at, asked) if at is not None]
         return min(STOP_SECONDS, STOP_SECONDS - (now - min(times))) if times else 0.0
 
@@ -398,7 +398,7 @@ class Keeper:
 
     def _ending(self, now: float) -> dict[str, Any]:
         """Return the times at which the process and the keeper were asked to stop, and the process's last steps."""
-        last = page.read_last_page(self._spawn.page, now=now)
+        last = read_last_page(self._spawn.page, now=now)
         seen = [at for at in (last.stop_seen_at, self._child.reports.terminated_at) if at is not None]
         return {
             "stop_seen_at": min(seen, default=None),

@@ -14,6 +14,10 @@ import ctypes
 import os
 import signal
 import stat
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -29,7 +33,6 @@ ALL_SIGNALS = frozenset(signal.valid_signals())
 _CANNOT_BE_HANDLED = {signal.SIGKILL, signal.SIGSTOP}
 # A Python process starts with these ignored; a program that it executes expects them at their default.
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
-_HAS_CHILDREN_FILES = os.path.exists(f"/proc/self/task/{os.getpid()}/children")  # CONFIG_PROC_CHILDREN
 
 
 def _prctl(option: int, value: int) -> None:
@@ -230,64 +233,44 @@ def _children_from_tasks(pid: int) -> list[int]:
     return found
 
 
-def _parents() -> dict[int, int]:
-    """Return the parent of every process."""
-    parents: dict[int, int] = {}
+def _children_from_scan() -> Callable[[int], list[int]]:
+    """Return a function that gives a process's children, as they are now."""
+    below: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError):  # it has ended meanwhile
-                parents[int(name)] = int(stat_fields(int(name))[1])
-    return parents
+                below.setdefault(int(stat_fields(int(name))[1]), []).append(int(name))
+    return lambda pid: below.get(pid, [])
 
 
-def _descendants_from_scan(root: int) -> list[int]:
-    below: dict[int, list[int]] = {}
-    for pid, parent in _parents().items():
-        below.setdefault(parent, []).append(pid)
-    found: list[int] = []
-    queue = [root]
-    while queue:
-        children = below.get(queue.pop(), [])
-        found.extend(children)
-        queue.extend(children)
-    return found
+def _below(root: int, children_of: Callable[[int], list[int]]) -> list[int]:
+    found = [root]
+    for pid in found:  # which grows meanwhile
+        found += children_of(pid)
+    return found[1:]
 
 
-def _descendants_from_tasks(root: int) -> list[int]:
-    found: list[int] = []
-    queue = [root]
-    while queue:
-        children = _children_from_tasks(queue.pop())
-        found.extend(children)
-        queue.extend(children)
-    return found
-
-
-def descendants(root: int, *, from_lists: bool = _HAS_CHILDREN_FILES) -> list[int]:
+def descendants(root: int) -> list[int]:
     """List every process below `root` at this moment, zombies included, parents before their children.
 
     The per-task lists are quick but may miss a process while its siblings end, and not every kernel has them; an empty
-    result is therefore confirmed by a scan of /proc, which is slow (about 20 µs a process) but complete. `from_lists` false
-    uses only the scan.
+    result is therefore confirmed by a scan of /proc, which is slow (about 20 µs a process) but complete.
     """
-    found = _descendants_from_tasks(root) if from_lists else []
-    return found or _descendants_from_scan(root)
+    return _below(root, _children_from_tasks) or _below(root, _children_from_scan())
 
 
-def children(parent: int, *, from_lists: bool = _HAS_CHILDREN_FILES) -> list[int]:
+def children(parent: int) -> list[int]:
     """List the direct children of `parent`, zombies included."""
-    if from_lists:
-        return _children_from_tasks(parent)
-    return [pid for pid, its_parent in _parents().items() if its_parent == parent]
+    return _children_from_tasks(parent) or _children_from_scan()(parent)
 
 
-def kill_sweep(root: int, *, from_lists: bool = _HAS_CHILDREN_FILES) -> int:
+def kill_sweep(root: int) -> int:
     """Send SIGKILL to every process below `root`; return how many there were.
 
     A number read from /proc could belong to another process by the time it is used, but only after the kernel has
     gone once around its whole range of process numbers within microseconds.
     """
-    found = descendants(root, from_lists=from_lists)
+    found = descendants(root)
     for pid in found:
         kill(pid, signal.SIGKILL)
     return len(found)

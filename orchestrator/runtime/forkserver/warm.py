@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, ItemsView, Iterable, Iterator, Sequence, ValuesView
 
 # Read by OpenBLAS when numpy loads it: a thread pool in the fork server would make every fork unsafe. The
-# interpreter of each training process sets the count that it would have had (interpreter.py).
+# interpreter of each training process sets the count that it would have had (launch.py).
 SINGLE_THREADED = {"OPENBLAS_NUM_THREADS": "1"}
 
 # The names differ by build: with 64-bit integers, and with numpy's and scipy's own prefix.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 import struct
 from collections.abc import Mapping, Sequence  # noqa: TC003  # msgspec reads the annotations of RankPlan
@@ -32,8 +31,8 @@ HEADER = struct.Struct("!I")
 
 MODES = ("script", "module", "command", "store")
 
-_DESCRIPTOR = re.compile("[0-9]{1,9}")  # isdigit() is true of digits that int() refuses
 REQUIRED_FDS = ("stdout", "stderr", "lifeline")
+OPTIONAL_FDS = ("stdin", "listen", "lease")
 
 
 class WireError(Exception):
@@ -179,18 +178,16 @@ class Spawn(SpawnRequest):
     listen: int | None
     lease: int | None
     """Held open by the keeper only until no process of the tree is left; a lock on it shows that the tree lives."""
-    extra: Mapping[int, int]
-    """The number in the new process -> the number here."""
 
     def descriptors(self) -> set[int]:
         """Return every descriptor that came with the request."""
         optional = {fd for fd in (self.stdin, self.listen, self.lease) if fd is not None}
-        return {self.stdout, self.stderr, self.lifeline} | optional | set(self.extra.values())
+        return {self.stdout, self.stderr, self.lifeline} | optional
 
 
 def parse(message: dict[str, Any], fds: list[int]) -> Spawn:
     """Parse a message into a request. Raises BadRequestError; the caller then closes `fds`."""
-    named, extra = _name_descriptors(_texts(message, "fds"), fds)
+    named = _name_descriptors(_texts(message, "fds"), fds)
     mode = _text(message, "mode")
     if mode not in MODES:
         raise BadRequestError(f"mode {mode!r} is none of {', '.join(MODES)}")
@@ -218,31 +215,21 @@ def parse(message: dict[str, Any], fds: list[int]) -> Spawn:
         listen=named.get("listen"),
         lease=named.get("lease"),
         memory_bytes=_whole_number(message, "memory_bytes"),
-        extra=extra,
         umask=_umask(message),
         secrets=_texts(message, "secrets"),
     )
 
 
-def _name_descriptors(roles: tuple[str, ...], fds: list[int]) -> tuple[dict[str, int], dict[int, int]]:
+def _name_descriptors(roles: tuple[str, ...], fds: list[int]) -> dict[str, int]:
     if len(roles) != len(fds):
         raise BadRequestError(f"{len(roles)} descriptors announced, {len(fds)} arrived")
-    named: dict[str, int] = {}
-    extra: dict[int, int] = {}
-    for role, fd in zip(roles, fds, strict=True):
-        kind, _, number = role.partition(":")
-        if kind == "extra" and _DESCRIPTOR.fullmatch(number) and int(number) > 2:
-            extra[int(number)] = fd
-        elif role in (*REQUIRED_FDS, "stdin", "listen", "lease"):
-            named[role] = fd
-        else:
-            raise BadRequestError(
-                f"descriptor role {role!r} is none of {', '.join(REQUIRED_FDS)}, stdin, listen, lease, extra:N (N > 2)"
-            )
+    named = dict(zip(roles, fds, strict=True))
+    for role in named.keys() - {*REQUIRED_FDS, *OPTIONAL_FDS}:
+        raise BadRequestError(f"descriptor role {role!r} is none of {', '.join((*REQUIRED_FDS, *OPTIONAL_FDS))}")
     missing = [role for role in REQUIRED_FDS if role not in named]
     if missing:
         raise BadRequestError(f"descriptors missing: {', '.join(missing)}")
-    return named, extra
+    return named
 
 
 def _text(message: dict[str, Any], key: str) -> str:

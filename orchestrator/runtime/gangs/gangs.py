@@ -25,7 +25,7 @@ from orchestrator.runtime.gangs.launching import Launcher
 from orchestrator.runtime.gangs.rank_rpc import RPC_SECONDS, GangCalls, noted
 from orchestrator.runtime.gangs.relay import EventRelay, gang_lost, recorded_exits
 from orchestrator.runtime.gangs.table import GangTable, RayRankActors
-from orchestrator.runtime.names import gang_name
+from orchestrator.runtime.nodes.directories import gang_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence

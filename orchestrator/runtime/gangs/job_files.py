@@ -21,8 +21,19 @@ from orchestrator.private_files import make_private, open_private
 from orchestrator.runtime import remote
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.gangs.errors import NodeFilesError, NodeGoneError
-from orchestrator.runtime.nodes.files import CHUNK_BYTES, FAILURES, LogLocation, LogPart, NodeFiles
-from orchestrator.runtime.nodes.working_copy import MAX_OUTPUTS, digests, find_outputs, is_utf8, keep_output, new_output
+from orchestrator.runtime.nodes.files import (
+    CHUNK_BYTES,
+    FAILURES,
+    MAX_OUTPUTS,
+    LogLocation,
+    LogPart,
+    NodeFiles,
+    digests,
+    find_outputs,
+    is_utf8,
+    keep_output,
+    new_output,
+)
 from orchestrator.runtime.ranks.logs import log_path, renumber
 from orchestrator.spec.plain_files import read_plain
 from orchestrator.units import plural, size
@@ -33,7 +44,7 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.cluster.nodes import NodeRegistry
     from orchestrator.runtime.nodes.agent import NodeAgent
-    from orchestrator.runtime.nodes.working_copy import Output, Outputs
+    from orchestrator.runtime.nodes.files import Output, Outputs
     from orchestrator.runtime.pools import Pool
     from orchestrator.runtime.ranks.logs import LogLimits
     from orchestrator.spec.paths import Paths
@@ -88,14 +99,15 @@ class LogMirror:
     def _store_position(self) -> None:
         draft = self._note.with_suffix(".tmp")
         note = _Note(inode=self.place.inode, offset=self.place.offset, size=self._size)
-        draft.write_text(json.dumps(to_plain(note)))
+        with os.fdopen(open_private(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w") as file:
+            json.dump(to_plain(note), file)
         draft.replace(self._note)
 
 
 def _read_note(path: Path) -> _Note | None:
     """Return a mirror's note; None if there is none, or it is invalid: the job's processes can write there."""
     try:
-        return from_bytes(_Note, read_plain(path, MAX_NOTE_BYTES))
+        return from_bytes(_Note, read_plain(path, MAX_NOTE_BYTES, real=True))
     except (OSError, RecordError):
         return None
 

@@ -26,7 +26,7 @@ from orchestrator.runtime.gangs.errors import GangLostError, NodeFilesError, Nod
 from orchestrator.runtime.gangs.rank_rpc import ask, noted
 from orchestrator.runtime.gangs.relay import seats_of
 from orchestrator.runtime.nodes.directories import fork_socket_in, fork_socket_name, page_name, snapshot_directory
-from orchestrator.runtime.nodes.working_copy import renew
+from orchestrator.runtime.nodes.files import renew
 from orchestrator.runtime.ranks.launch_spec import RankPlan, SnapshotPlan
 from orchestrator.runtime.ranks.rank_events import rendezvous_of
 from orchestrator.runtime.spawn.environment import node_environment, rank_environment
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from orchestrator.checkpoint.external.external_checkpoints import Note
-    from orchestrator.checkpoint.storage.info import CheckpointInfo
+    from orchestrator.checkpoint.storage.directory import CheckpointInfo
     from orchestrator.core.events import Seat
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job

@@ -25,7 +25,7 @@ from orchestrator.runtime.node_clock import moved
 from orchestrator.runtime.nodes.workdir_walk import left_out_by
 from orchestrator.runtime.ranks.exit_evidence import memory_use, order_of, stop_facts, was_killed
 from orchestrator.runtime.ranks.rank_events import AS_ASKED, FENCE_SECONDS, PollCursor
-from orchestrator.runtime.spawn.lifeline import ForkServerError, read_exit_record
+from orchestrator.runtime.spawn.client import ForkServerError, read_exit_record
 from orchestrator.spec.entrypoint import cold_start_variables
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
-    from orchestrator.checkpoint.repository.status import PersisterStatus
+    from orchestrator.checkpoint.repository.persister import PersisterStatus
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.gangs.table import Gang
     from orchestrator.runtime.nodes.agent import NodeReport
     from orchestrator.runtime.ranks.rank_events import PollReply, RankEvent, RankGreeting
-    from orchestrator.runtime.spawn.lifeline import ExitRecord
+    from orchestrator.runtime.spawn.client import ExitRecord
     from orchestrator.spec.paths import Paths
     from orchestrator.train.script.progress_reading import ProgressSnapshot
 

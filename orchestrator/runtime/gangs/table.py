@@ -19,10 +19,10 @@ from orchestrator.core.facts.gangs import ActorMissing, HeadLost, NodeLost, Reso
 from orchestrator.core.scheduler.resources import rank_size
 from orchestrator.runtime import remote
 from orchestrator.runtime.gangs.errors import GangLostError
-from orchestrator.runtime.names import gang_of, placement_group_name, rank_actor_name
 from orchestrator.runtime.node_clock import NodeClock
 from orchestrator.runtime.nodes import control_plane
 from orchestrator.runtime.nodes.control_plane import upload_modules
+from orchestrator.runtime.nodes.directories import gang_of, placement_group_name, rank_actor_name
 from orchestrator.runtime.ranks.rank_actor import FAILURES, RankActor
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from orchestrator.core.facts import gangs as causes
 from orchestrator.core.ids import JobId
 from orchestrator.core.states import StopScope
-from orchestrator.runtime.memory.ranks import KILLED, Exit
+from orchestrator.runtime.memory.cluster import KILLED, Exit
 
 if TYPE_CHECKING:
     from orchestrator.runtime.memory.cluster import MemoryCluster

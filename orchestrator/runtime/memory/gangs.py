@@ -16,8 +16,7 @@ from orchestrator.core.facts.notes import CheckpointQuarantined, NodeUnreachable
 from orchestrator.core.lifecycle.effects import CollectFiles, Ensure, KillRanks, ReleaseGang, StopRanks
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.gangs.relay import exited
-from orchestrator.runtime.memory.network import NoAnswerError
-from orchestrator.runtime.memory.nodes import Saved
+from orchestrator.runtime.memory.cluster import NoAnswerError, Saved
 from orchestrator.runtime.ranks.rank_events import FENCE_SECONDS, StaleAttemptError
 
 if TYPE_CHECKING:
@@ -27,10 +26,7 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.core.lifecycle.effects import Effect
-    from orchestrator.runtime.memory.cluster import MemoryCluster
-    from orchestrator.runtime.memory.network import Network
-    from orchestrator.runtime.memory.nodes import MemoryNode
-    from orchestrator.runtime.memory.ranks import Greeting, MemoryActor, News
+    from orchestrator.runtime.memory.cluster import Greeting, MemoryActor, MemoryCluster, MemoryNode, Network, News
     from orchestrator.runtime.ranks.rank_events import RankEvent
 
 _FIRST_DELAY: Final = 0.2

@@ -1,34 +1,47 @@
-"""The node agent, one detached actor per node: reports the inventory, runs fork servers, confirms that ranks ended.
+"""The node agent, one detached actor per node: reports the inventory, runs fork servers, confirms that ranks ended, checks the node's health.
 
 Ray restarts it when it dies; ranks are not affected. A new agent finds all state again: fork servers by their sockets,
 process trees by the locks that their keepers hold.
+
+The health check is real work (every device multiplies and reduces, the disk returns what was written), in its own process with a deadline:
+a driver that hangs delays nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import math
 import os
 import socket
 import sys
+import tempfile
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Final
 
 from orchestrator import __version__
 from orchestrator.core.facts.fact import Fact
-from orchestrator.core.facts.nodes import DriverProblem
+from orchestrator.core.facts.nodes import (
+    DevicesFailed,
+    DevicesSilent,
+    DeviceWrong,
+    DiskDamaged,
+    DiskUnwritable,
+    DriverProblem,
+)
 from orchestrator.gpu.drivers.simulated import FILE_NAME, write_assignments
 from orchestrator.private_files import PRIVATE_UMASK, make_private, remove_private
 from orchestrator.runtime import remote
+from orchestrator.runtime.deadline import process_ended
 from orchestrator.runtime.forkserver import linux
 from orchestrator.runtime.nodes.directories import clear_ended_nodes, clear_pages, fork_socket, raylet_of
 from orchestrator.runtime.nodes.files import FAILURES, NodeFiles
-from orchestrator.runtime.nodes.health_check import check_node
-from orchestrator.runtime.own_thread import in_own_thread
-from orchestrator.runtime.spawn.client import ForkServerClient, Hello, start_fork_server
-from orchestrator.runtime.spawn.lifeline import ForkServerError
+from orchestrator.runtime.pools import in_own_thread
+from orchestrator.runtime.spawn.client import ForkServerClient, ForkServerError, Hello, start_fork_server
 from orchestrator.runtime.spawn.rank_locks import clear_locks, end_tree, lock_is_clear, rank_lock_path
 from orchestrator.spec.plain_files import read_plain
 
@@ -130,7 +143,7 @@ class NodeAgent:
 
     @remote.called
     async def check(self) -> tuple[Fact, ...]:
-        """Check the node's health: devices compute, the disk stores, the driver answers. See health_check."""
+        """Check the node's health: devices compute, the disk stores, the driver answers. See ``check_node``."""
         problems = await check_node(self._node_dir)
         _, driver_problems = await asyncio.to_thread(self._survey)
         return (*problems, *(DriverProblem(said=text) for text in driver_problems))
@@ -188,7 +201,8 @@ class NodeAgent:
 
     async def _keep_alive(self, python: str, pid: int) -> None:
         while True:
-            await _death_of(pid)
+            with contextlib.suppress(ProcessLookupError):
+                await process_ended(os.pidfd_open(pid))
             while True:
                 try:
                     pid = (await (await self._start(python)).hello()).pid
@@ -228,22 +242,82 @@ def _own_home(node_dir: Path) -> Path:
     return Path(base) if base else Path.home() / ".orch-node" / node_dir.parent.name
 
 
-async def _death_of(pid: int) -> None:
-    """Return when the process has ended."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    loop = asyncio.get_running_loop()
-    dead: asyncio.Future[None] = loop.create_future()
+DEADLINE_SECONDS: Final = 120.0
+MOST_CHARACTERS: Final = 1000  # of the check's output
+_DISK_BYTES: Final = 1024 * 1024
+_DEVICES: Final = """
+import json, sys, tempfile, torch, torch.distributed as dist
+torch.set_num_threads(1)
+cuda = torch.cuda.is_available()
+devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] if cuda else [torch.device("cpu")]
+a = torch.randn(512, 512, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+expected = a @ a.T
+for device in devices:
+    error = ((a.to(device) @ a.T.to(device)).cpu() - expected).abs().max().item()
+    if not error < 1e-6:
+        print(json.dumps({"device": str(device), "operation": "multiply", "off": error}))
+with tempfile.TemporaryDirectory() as folder:
+    if cuda:
+        torch.cuda.set_device(0)
+    dist.init_process_group("nccl" if cuda else "gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+    for device in devices[:1]:
+        ones = torch.ones(1024, device=device)
+        dist.all_reduce(ones)
+        if ones.sum().item() != 1024:
+            print(json.dumps({"device": str(device), "operation": "reduce"}))
+    dist.destroy_process_group()
+print("done")
+"""
 
-    def died() -> None:
-        if not dead.done():
-            dead.set_result(None)
 
-    loop.add_reader(handle, died)
+async def check_node(directory: Path, *, python: str = sys.executable, seconds: float = DEADLINE_SECONDS) -> list[Fact]:
+    """Return what is wrong with this node: its devices, and the disk under ``directory``. Empty when nothing is."""
+    problems = await asyncio.to_thread(_check_disk, directory)
+    return problems + await _check_devices(python, seconds)
+
+
+def _check_disk(directory: Path) -> list[Fact]:
+    data = os.urandom(_DISK_BYTES)
     try:
-        await dead
+        with tempfile.NamedTemporaryFile(dir=directory, prefix="health-") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            file.seek(0)
+            if file.read() != data:
+                return [DiskDamaged(path=str(directory))]
+    except OSError as error:
+        return [DiskUnwritable(path=str(directory), said=error.strerror or "")]
+    return []
+
+
+async def _check_devices(python: str, seconds: float) -> list[Fact]:
+    process = await asyncio.create_subprocess_exec(
+        *(python, "-c", _DEVICES), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(seconds):
+            out, err = await process.communicate()
+    except TimeoutError:
+        return [DevicesSilent(seconds=seconds)]
     finally:
-        loop.remove_reader(handle)
-        os.close(handle)
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    lines = out.decode(errors="replace").split("\n")
+    if process.returncode != 0 or "done" not in lines:
+        last = err.decode(errors="replace").strip().splitlines()[-1:] or [f"exit status {process.returncode}"]
+        return [DevicesFailed(said=last[0][:MOST_CHARACTERS])]
+    return [_failure_in(line) for line in lines if line and line != "done"]
+
+
+def _failure_in(line: str) -> Fact:
+    """Return the failure in one line of the check; output of a library counts as a failure, too."""
+    try:
+        fields = json.loads(line)
+        off = fields.get("off")
+        known = isinstance(off, float) and math.isfinite(off)
+        return DeviceWrong(device=fields["device"], operation=fields["operation"], off=off if known else None)
+    except (ValueError, KeyError, AttributeError):
+        return DevicesFailed(said=line[:MOST_CHARACTERS])

@@ -1,7 +1,7 @@
-"""Directories of a daemon, of its cluster and of each node: sockets, locks, progress pages, records.
+"""Names of orch's actors and placement groups in Ray, and directories of a daemon, of its cluster and of each node: sockets, locks, pages, records.
 
-A node's own state is never on a shared filesystem. What an ended node of an existing cluster leaves on a machine is
-removed by the other agents there.
+One namespace per ORCH_HOME separates daemons on one cluster. A node's own state is never on a shared filesystem. What an ended node of an
+existing cluster leaves on a machine is removed by the other agents there.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from orchestrator import trees
 from orchestrator.private_files import check_private, enter_private, make_private, remove_private
 from orchestrator.runtime.forkserver import linux
-from orchestrator.runtime.names import namespace
+from orchestrator.runtime.forkserver.holder import Identity
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -73,11 +74,6 @@ class Site:
     def last_seen_file(self) -> Path | None:
         """Path of the record of an existing cluster's nodes as they were last seen; an embedded head's only node needs none."""
         return None if self.embedded else self.paths.ray / "nodes.json"
-
-    @property
-    def gangs_directory(self) -> Path | None:
-        """Directory of the records of parked and reused gangs. None: none is parked, as others need the resources."""
-        return self.paths.ray / "gangs" if self.embedded else None
 
     @property
     def home_token(self) -> Path:
@@ -221,12 +217,47 @@ def clear_ended_nodes(node_dir: Path) -> None:
     for other in node_dir.parent.iterdir():
         with contextlib.suppress(OSError, ValueError):
             pid, ticks = map(int, (other / _NOTE).read_text(encoding="ascii").split())
-            if other != node_dir and not _runs(pid, ticks) and not any((other / "fork").glob("*.sock")):
+            if other != node_dir and not Identity(pid, ticks).lives() and not any((other / "fork").glob("*.sock")):
                 trees.remove(other, until=time.monotonic() + ROUND_SECONDS)
 
 
-def _runs(pid: int, ticks: int) -> bool:
-    try:
-        return linux.start_ticks(pid) == ticks
-    except OSError:
-        return False
+SERVICES: Final = ("agent-", "exporter-")  # prefixes of actors that serve all jobs
+
+
+def namespace(home: Path) -> str:
+    """Return the Ray namespace of a daemon."""
+    return f"orch-{hashlib.sha256(str(home).encode()).hexdigest()[:12]}"
+
+
+def agent_name(node_id: str) -> str:
+    """Return the node agent's actor name."""
+    return f"agent-{node_id}"
+
+
+def gang_name(job_id: str, gang: int) -> str:
+    """Return a gang's name in orch's own calls and files."""
+    return f"{job_id}-g{gang}"
+
+
+def rank_actor_name(job_id: str, gang: int, rank: int) -> str:
+    """Return a rank actor's name."""
+    return f"rank-{job_id}-g{gang}-r{rank}"
+
+
+_RANK_ACTOR: Final = re.compile(r"rank-(?P<job>.+)-g(?P<gang>\d+)-r(?P<rank>\d+)")
+
+
+def gang_of(actor_name: str) -> tuple[str, int, int] | None:
+    """Return the job id, gang and rank of a rank actor's name; None for another actor's."""
+    found = _RANK_ACTOR.fullmatch(actor_name)
+    return None if found is None else (found["job"], int(found["gang"]), int(found["rank"]))
+
+
+def placement_group_name(job_id: str, gang: int) -> str:
+    """Return a placement group's name; prefixed, because placement groups of all namespaces share their names."""
+    return f"gang-{job_id}-g{gang}"
+
+
+def exporter_name(gpu_uuid: str) -> str:
+    """Return the name of a GPU's exporter actor."""
+    return f"exporter-{gpu_uuid}"

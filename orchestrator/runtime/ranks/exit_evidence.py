@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.events import Exit
     from orchestrator.core.facts.fact import Fact
-    from orchestrator.runtime.spawn.lifeline import Ending, Exited, ExitRecord, MemoryUsed
+    from orchestrator.runtime.spawn.client import Ending, Exited, ExitRecord, MemoryUsed
     from orchestrator.train.script.progress_reading import ProgressSnapshot
 
 SHUTDOWN_SECONDS: Final = 300.0

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from orchestrator.checkpoint.repository.status import PersisterStatus
+from orchestrator.checkpoint.repository.persister import PersisterStatus
 from orchestrator.core.diagnosis.health import RankLook
 from orchestrator.runtime import remote
 from orchestrator.runtime.forkserver import linux
@@ -48,7 +48,7 @@ from orchestrator.runtime.ranks.rank_events import (
     StaleAttemptError,
     masked_look,
 )
-from orchestrator.runtime.ranks.rank_process import ExitReporter, RankProcess
+from orchestrator.runtime.ranks.rank_process import ExitReporter, RankProcess, RankStarter, Rendezvous
 from orchestrator.runtime.ranks.session_messages import (
     SessionMessage,
     SessionOutput,
@@ -56,13 +56,13 @@ from orchestrator.runtime.ranks.session_messages import (
     SessionRequest,
 )
 from orchestrator.runtime.ranks.sessions import RankSessions, with_terminal
-from orchestrator.runtime.ranks.start import RankStarter, Rendezvous
 from orchestrator.runtime.spawn.client import start_fork_server
 from orchestrator.runtime.spawn.rank_locks import rank_lock_path
 from orchestrator.train.script.profiling import TraceRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
 
 FAILURES: Final = (StaleAttemptError, SessionRefusedError, TraceRefusedError)
 """The errors of its methods that the daemon handles."""

@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.checkpoint.external.watcher import FileWatcher
+from orchestrator.checkpoint.external.external_checkpoints import FileWatcher
 from orchestrator.checkpoint.repository.persister import SnapshotPersister
 from orchestrator.core.diagnosis.observation import StorageSeen
 from orchestrator.private_files import make_private
@@ -16,7 +16,7 @@ from orchestrator.runtime.ranks.rank_events import masked_status
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from orchestrator.checkpoint.repository.status import PersisterStatus
+    from orchestrator.checkpoint.repository.persister import PersisterStatus
     from orchestrator.runtime.forkserver.masking import Masker
     from orchestrator.runtime.ranks.launch_spec import RankPlan
 

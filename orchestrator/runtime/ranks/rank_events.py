@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec.structs import replace
 
-from orchestrator.checkpoint.repository.status import PersisterStatus
+from orchestrator.checkpoint.repository.persister import PersisterStatus
 from orchestrator.core.codec import Count, Message, Text, Time
 from orchestrator.core.diagnosis.observation import ProcessSeen, StorageSeen, TerminalSeen
 from orchestrator.core.events import Exit

@@ -43,7 +43,7 @@ from orchestrator.runtime.ranks.terminal import (
     RankTerminal,
     set_size,
 )
-from orchestrator.runtime.spawn.lifeline import Exited
+from orchestrator.runtime.spawn.client import Exited
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from orchestrator.runtime.ranks.launch_spec import RankPlan
     from orchestrator.runtime.ranks.output import RankOutput
     from orchestrator.runtime.ranks.rank_events import AttemptFence, EventLog
-    from orchestrator.runtime.ranks.start import RankStarter
-    from orchestrator.runtime.spawn.lifeline import Lifeline
+    from orchestrator.runtime.ranks.rank_process import RankStarter
+    from orchestrator.runtime.spawn.client import Lifeline
 
 MAX_COMMANDS: Final = 16
 MAX_CONNECTIONS: Final = 128

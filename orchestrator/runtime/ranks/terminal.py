@@ -1,7 +1,7 @@
 """The terminal of one start of a rank: in an interactive job all of its input and output, else its debugger's.
 
 A rank of another job has the null device as its input. Its ``pdb`` opens this terminal by its path while it waits for a
-command (``forkserver/interpreter.py``) and holds an advisory lock on it meanwhile, so the kernel shows whether the
+command (``forkserver/launch.py``) and holds an advisory lock on it meanwhile, so the kernel shows whether the
 rank is at a breakpoint, also when the rank is killed there. Descriptors are read and written without blocking, with
 bounded buffers: a slow reader delays only its writer.
 """
@@ -95,7 +95,7 @@ class InputEnd:
     def __init__(self, descriptor: int) -> None:
         os.set_blocking(descriptor, False)
         self._descriptor: int | None = descriptor
-        self._waiting: asyncio.Future[None] | None = None
+        self._waiting: asyncio.Event | None = None
 
     @property
     def descriptor(self) -> int | None:
@@ -119,26 +119,20 @@ class InputEnd:
             return
         if self._waiting is not None:
             asyncio.get_running_loop().remove_writer(self._descriptor)
-            with contextlib.suppress(asyncio.InvalidStateError):
-                self._waiting.set_result(None)
+            self._waiting.set()
         os.close(self._descriptor)
         self._descriptor = None
 
     async def _writable(self, descriptor: int) -> None:
         loop = asyncio.get_running_loop()
-        waiting = self._waiting = loop.create_future()
-        loop.add_writer(descriptor, _resolve, waiting)
+        waiting = self._waiting = asyncio.Event()
+        loop.add_writer(descriptor, waiting.set)
         try:
-            await waiting
+            await waiting.wait()
         finally:
             self._waiting = None
             if self._descriptor is not None:
                 loop.remove_writer(descriptor)
-
-
-def _resolve(waiting: asyncio.Future[None]) -> None:
-    if not waiting.done():
-        waiting.set_result(None)
 
 
 def set_size(descriptor: int, rows: int, columns: int) -> None:

@@ -28,7 +28,7 @@ from orchestrator.runtime.forkserver import holder, linux
 from orchestrator.runtime.forkserver.cgroups import Group
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from orchestrator.runtime.forkserver.holder import Holder, Identity
 
@@ -40,7 +40,6 @@ _CLEAR_SECONDS: Final = 20.0
 _FIRST_PAUSE_SECONDS: Final = 0.002
 _LONGEST_PAUSE_SECONDS: Final = 0.1
 _ENDED: Final = ("Z", "X")
-_STOPPED: Final = (b"T", b"t")
 
 
 def rank_lock_path(node_dir: Path, job_id: str, rank: int) -> Path:
@@ -169,15 +168,16 @@ def end_locked_remains(handle: int, path: Path, seconds: float) -> bool:
 
 def _end_locked(handle: int, path: Path, seconds: float) -> bool:
     found, mark = holder.read(handle), mark_of(path)
-    if not _until_gone(found, mark, seconds):
+    if not _until(lambda: _kill_found(found, mark), seconds):
         return False
     holder.clear(handle)
     return True
 
 
-def _until_gone(found: Holder | None, mark: str, seconds: float) -> bool:
+def _until(met: Callable[[], bool], seconds: float) -> bool:
+    """Wait until the condition is met; return False when it is not after ``seconds``."""
     deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE_SECONDS
-    while not _kill_found(found, mark):
+    while not met():
         if time.monotonic() > deadline:
             return False
         time.sleep(pause)
@@ -255,33 +255,21 @@ def end_tree(path: Path, seconds: float, *, limit: float = KEEPER_SECONDS) -> bo
     The rank's actor has ended, so the keeper must end everything; after ``limit`` seconds it is killed.
     """
     began = time.monotonic()
-    if not _until_free(path, min(limit, seconds)):
+    if not _until(lambda: lock_is_free(path), min(limit, seconds)):
         found = read_holder(path)
         if found is not None:
             kill_process(found.keeper)
-        _until_free(path, began + seconds - time.monotonic())
+        _until(lambda: lock_is_free(path), began + seconds - time.monotonic())
     return end_remains(path, max(began + seconds - time.monotonic(), 0.0))
-
-
-def _until_free(path: Path, seconds: float) -> bool:
-    deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE_SECONDS
-    while not lock_is_free(path):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(pause)
-        pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
-    return True
 
 
 def kill_process(process: Identity) -> None:
     """Send SIGKILL to exactly this process, unless it has ended."""
-    with contextlib.suppress(OSError):
-        handle = os.pidfd_open(process.pid)
-        try:
-            if holder.identity_of(process.pid) == process:  # else the number belongs to another process by now
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
-        finally:
-            os.close(handle)
+    handle = process.open()
+    if handle is not None:
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        os.close(handle)
 
 
 def clear_locks(node_dir: Path, live: Collection[str], young_seconds: float = 60.0) -> None:

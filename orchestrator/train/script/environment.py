@@ -13,9 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.checkpoint.repository.interval import DEFAULT_RECOVERY_SECONDS, PRIOR_FAILURE_SECONDS
 from orchestrator.train.script.elastic import parse_range
-from orchestrator.train.script.save_schedule import AUTO, IntervalSetting, IntervalSettingError, parse_interval
+from orchestrator.train.script.save_schedule import (
+    AUTO,
+    DEFAULT_RECOVERY_SECONDS,
+    PRIOR_FAILURE_SECONDS,
+    IntervalSetting,
+    IntervalSettingError,
+    parse_interval,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

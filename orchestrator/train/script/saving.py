@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.checkpoint.errors import CheckpointError, StaleAttemptError, UnsupportedStateError, failure_kind
 from orchestrator.checkpoint.format.sharded import parts_of
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
-from orchestrator.checkpoint.snapshots.file import SnapshotDirectory, SnapshotUnavailableError, identity
-from orchestrator.checkpoint.snapshots.reader import SnapshotReader
+from orchestrator.checkpoint.snapshots.file import SnapshotDirectory, SnapshotReader, SnapshotUnavailableError, identity
 from orchestrator.checkpoint.snapshots.writer import SnapshotWriter, TopScores, copy_threads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from orchestrator.checkpoint.snapshots.writer import SlotPool
-    from orchestrator.checkpoint.storage.directory import Checkpoint
-    from orchestrator.checkpoint.storage.info import CheckpointInfo
+    from orchestrator.checkpoint.storage.directory import Checkpoint, CheckpointInfo
     from orchestrator.train.script.environment import RankEnvironment
     from orchestrator.train.script.progress import ProgressPage
 

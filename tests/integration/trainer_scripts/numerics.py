@@ -17,8 +17,7 @@ from orchestrator.train import context
 from orchestrator.train.errors import DataError, NonFiniteLossError, StopTraining
 from orchestrator.train.trainer.config.config import MultiGPUConfig
 from orchestrator.train.trainer.data.loading import Feed, build_feed
-from orchestrator.train.trainer.engine.trainer import MultiGPUTrainer, StepResult
-from orchestrator.train.trainer.engine.trainers import make_trainer
+from orchestrator.train.trainer.engine.trainer import MultiGPUTrainer, StepResult, make_trainer
 from orchestrator.train.trainer.loop.epochs import Collector, check_equal_lengths, evaluate
 from orchestrator.train.trainer.loop.manager import MultiGPUTrainingManager
 from orchestrator.train.trainer.loop.recovery import FaultToleranceManager, StopAgreement

@@ -14,9 +14,8 @@ from orchestrator.core.lifecycle.advance import FORCE_SECONDS, request_force
 from orchestrator.core.states import JobState
 from orchestrator.daemon.loop import Loop
 from orchestrator.runtime.memory import faults as f
-from orchestrator.runtime.memory.cluster import MemoryCluster
+from orchestrator.runtime.memory.cluster import MemoryCluster, Script
 from orchestrator.runtime.memory.gangs import MemoryGangs
-from orchestrator.runtime.memory.ranks import Script
 from orchestrator.store.memory import MemoryStore
 from tests.unit.core.builders import ID, T0, make_spec, node, submission
 from tests.unit.daemon.parts import LOG

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from orchestrator.runtime.own_thread import WatchedExecutor, in_own_thread
+from orchestrator.runtime.pools import WatchedExecutor, in_own_thread
 from tests.support.stack import PATIENCE_SECONDS
 
 
@@ -45,7 +45,7 @@ def test_a_call_that_is_given_up_is_dropped() -> None:
 def test_a_process_ends_though_a_call_never_returns() -> None:
     script = """
 import asyncio, threading
-from orchestrator.runtime.own_thread import WatchedExecutor, in_own_thread
+from orchestrator.runtime.pools import WatchedExecutor, in_own_thread
 async def ask():
     try:
         async with asyncio.timeout(0.05):

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from orchestrator.units import size
+
 if TYPE_CHECKING:
     from orchestrator.train.trainer.config.config import MultiGPUConfig
 
 _MESSAGES = re.compile(r"out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
-_GIB = 1024**3
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -52,15 +53,11 @@ def describe_shortage(
     where = "CUDA out of memory" if device.type == "cuda" else "out of memory"
     lines = [f"{where} on {device} with batch_size {config.batch_size}, {accumulate} accumulated: {_first_line(error)}"]
     fixed = parameters * 4 * 4  # weights, gradients, and two moments, 4 bytes each
-    lines.append(
-        f"weights, gradients and Adam's state take about {fixed / _GIB:.2f} GiB; the rest grows with the batch"
-    )
+    lines.append(f"weights, gradients and Adam's state take about {size(fixed)}; the rest grows with the batch")
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         peak = torch.cuda.max_memory_allocated(device)
-        lines.append(
-            f"this process peaked at {peak / _GIB:.2f} GiB; {free / _GIB:.2f} of {total / _GIB:.2f} GiB are free"
-        )
+        lines.append(f"this process peaked at {size(peak)}; {size(free)} of {size(total)} are free")
     lines.extend(_remedies(config, accumulate))
     return "\n".join(lines)
 

@@ -1,3 +1,4 @@
+# ruff: noqa: D102 - StepClock documents the methods
 """Measures the parts of a step's time: data, forward, backward, optimizer.
 
 On the CPU the clock is read at the end of each part. A GPU runs asynchronously, so there the device itself records the
@@ -11,10 +12,11 @@ ranks' gradients.
 from __future__ import annotations
 
 import enum
+from abc import ABC, abstractmethod
 from collections import deque
 from itertools import pairwise
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -38,26 +40,30 @@ class Part(enum.IntEnum):
     OPTIMIZER = 3
 
 
-class StepClock(Protocol):
+class StepClock(ABC):
     """Measures steps. `begin` and `mark` are on the hot path."""
 
+    @abstractmethod
     def begin(self) -> None:
         """Start a step, before its data is fetched."""
 
+    @abstractmethod
     def mark(self, part: Part) -> None:
         """Record the end of `part`; parts may repeat within a step."""
 
-    def exchange(self, loss: Tensor) -> None:
+    def exchange(self, loss: Tensor) -> None:  # noqa: B027 - waiting is a part of the backward pass for most clocks
         """Announce the backward pass of `loss`, which ends with waiting for other ranks."""
 
+    @abstractmethod
     def end(self) -> None:
         """End the step."""
 
+    @abstractmethod
     def take(self) -> Mapping[Part, float]:
         """Return mean seconds per step of each part since the last call; empty when nothing was measured."""
 
 
-class CpuClock:
+class CpuClock(StepClock):
     """Reads the clock in the program, which is exact where the CPU computes."""
 
     def __init__(self) -> None:
@@ -66,31 +72,24 @@ class CpuClock:
         self._last = perf_counter()
 
     def begin(self) -> None:
-        """Start a step."""
         self._last = perf_counter()
 
     def mark(self, part: Part) -> None:
-        """Record the end of `part`."""
         now = perf_counter()
         self._seconds[part] += now - self._last
         self._last = now
 
-    def exchange(self, loss: Tensor) -> None:
-        """Do nothing: waiting is a part of the backward pass here."""
-
     def end(self) -> None:
-        """End the step."""
         self._steps += 1
 
     def take(self) -> Mapping[Part, float]:
-        """Return mean seconds per step since the last call."""
         steps, seconds = self._steps, self._seconds
         self._steps, self._seconds = 0, [0.0] * len(Part)
         return {part: seconds[part] / steps for part in Part} if steps else {}
 
 
-class CudaClock:
-    """Records the moments on the device, as events."""
+class CudaClock(StepClock):
+    """Records the moments on the device, as events, in one step of EVERY."""
 
     def __init__(self) -> None:
         self._step = -1
@@ -98,35 +97,20 @@ class CudaClock:
         self._waiting: deque[list[tuple[Part | None, torch.cuda.Event]]] = deque(maxlen=_PENDING)
 
     def begin(self) -> None:
-        """Start a step; one in EVERY is measured."""
         self._step += 1
-        self._marks = None
-        if self._step % EVERY == 0:
-            self._marks = []
-            self._note(None)
+        self._marks = [(None, _event())] if self._step % EVERY == 0 else None
 
     def mark(self, part: Part) -> None:
-        """Record the end of `part`, once the device reaches it."""
         if self._marks is not None:
-            self._note(part)
-
-    def exchange(self, loss: Tensor) -> None:
-        """Do nothing: waiting is a part of the backward pass here."""
+            self._marks.append((part, _event()))
 
     def end(self) -> None:
-        """End the step."""
         if self._marks is not None:
             self._waiting.append(self._marks)
             self._marks = None
 
-    def _note(self, part: Part | None) -> None:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        assert self._marks is not None
-        self._marks.append((part, event))
-
     def take(self) -> Mapping[Part, float]:
-        """Return mean seconds per step over the measured steps that the device has finished."""
+        """Take the measured steps that the device has finished."""
         seconds, steps = [0.0] * len(Part), 0
         while self._waiting and self._waiting[0][-1][1].query():
             marks = self._waiting.popleft()
@@ -146,7 +130,7 @@ KEPT: Final = 512
 """Steps that are kept until they are read; older ones are dropped."""
 
 
-class BusyClock:
+class BusyClock(StepClock):
     """A step clock that measures busy times in addition to another clock's measurements."""
 
     def __init__(self, inner: StepClock, device: torch.device, now: Callable[[], Any] | None = None) -> None:
@@ -160,13 +144,11 @@ class BusyClock:
         self._measured: deque[tuple[Any, Any]] = deque(maxlen=KEPT)
 
     def begin(self) -> None:
-        """Start a step, before its data is fetched."""
         self._step += 1
         self._began = self._now() if self._step % self._every == 0 else None
         self._inner.begin()
 
     def mark(self, part: Part) -> None:
-        """Record the end of `part`."""
         self._inner.mark(part)
 
     def exchange(self, loss: Tensor) -> None:
@@ -185,11 +167,9 @@ class BusyClock:
             self._began = None
 
     def end(self) -> None:
-        """End the step."""
         self._inner.end()
 
     def take(self) -> Mapping[Part, float]:
-        """Return the other clock's measurements."""
         return self._inner.take()
 
     def busy_seconds(self) -> Sequence[float]:

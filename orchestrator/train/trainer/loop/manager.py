@@ -16,9 +16,8 @@ from orchestrator.train.errors import StopTraining
 from orchestrator.train.script.profiling import tracer_of_this_rank
 from orchestrator.train.script.training_context import current_context
 from orchestrator.train.trainer.config.config import MultiGPUConfig
-from orchestrator.train.trainer.data.loading import Feed, build_feed
-from orchestrator.train.trainer.data.sampling import step_share
-from orchestrator.train.trainer.engine.trainers import make_trainer
+from orchestrator.train.trainer.data.loading import Feed, build_feed, step_share
+from orchestrator.train.trainer.engine.trainer import make_trainer
 from orchestrator.train.trainer.loop.epochs import Collector, check_equal_lengths, evaluate, mean_over_ranks
 from orchestrator.train.trainer.loop.recovery import FaultToleranceManager, one_voice
 from orchestrator.train.trainer.loop.reporting import Reporter

@@ -5,7 +5,7 @@ similar name. tf32 counts where torch.set_float32_matmul_precision allows it for
 their makers print for sums in fp16 (and an eighth of the AI TOPS of the RTX 40: fp8, sums in fp16, sparse). No figure here was measured by this project.
 
 Each figure has its document, with the maker's address of it where one is known. The documents themselves could not be opened here. On 2026-11-24 the
-figures of ``_COMPARED`` were compared with quotations of those documents elsewhere, and agree (some in one precision only); for the rest no quotation was found.
+figures of the rows marked True were compared with quotations of those documents elsewhere, and agree (some in one precision only); for the rest no quotation was found.
 Quotations of A10G's fp32 give 31.5 and 35.
 
     python -m orchestrator.train.trainer.measure.peaks [NAME]
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -80,179 +80,78 @@ _ADDRESSES: Mapping[str, str] = {
     "RX 9070 XT product page": f"{_AMD}/en/products/graphics/desktops/radeon/9000-series/amd-radeon-rx-9070xt.html",
 }
 
-# name as the driver gives it (whole, without the maker): {precision: TFLOP/s}, and the document
-_TABLE: tuple[tuple[str, Mapping[str, float], str], ...] = (
-    (r"B200", {"fp32": 75, "tf32": 1125, "bf16": 2250, "fp16": 2250, "fp8": 4500}, "HGX B200 data sheet"),
-    (r"B300.*", {"fp32": 75, "tf32": 1125, "bf16": 2250, "fp16": 2250, "fp8": 4500}, "HGX B300 data sheet"),
-    (
-        r"GB[23]00",
-        {"fp32": 80, "tf32": 1250, "bf16": 2500, "fp16": 2500, "fp8": 5000},
-        "GB200 and GB300 NVL72 data sheets, by 72",
-    ),
-    (
-        r"GH200 .*|H200|H100 80GB HBM3",
-        {"fp32": 66.9, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4, "fp8": 1978.9},
-        "H100, H200 and GH200 data sheets",
-    ),
-    (r"H100 PCIe", {"fp32": 51.2, "tf32": 378, "bf16": 756, "fp16": 756, "fp8": 1513}, "H100 data sheet"),
-    (
-        r"H100 NVL|H200 NVL",
-        {"fp32": 60, "tf32": 417.5, "bf16": 835.5, "fp16": 835.5, "fp8": 1671},
-        "H100 NVL and H200 NVL data sheets",
-    ),
-    (r"H20", {"fp32": 44, "tf32": 74, "bf16": 148, "fp16": 148, "fp8": 296}, "H20 data sheet"),
-    (
-        r"A[18]00[- ](?:SXM4|SXM|PCIE|PCIe|80GB).*",
-        {"fp32": 19.5, "tf32": 156, "bf16": 312, "fp16": 312},
-        "A100 and A800 data sheets",
-    ),
-    (r"A30", {"fp32": 10.3, "tf32": 82, "bf16": 165, "fp16": 165}, "A30 data sheet"),
-    (r"A40", {"fp32": 37.4, "tf32": 74.8, "bf16": 149.7, "fp16": 149.7}, "A40 data sheet"),
-    (r"A10", {"fp32": 31.2, "tf32": 62.5, "bf16": 125, "fp16": 125}, "A10 data sheet"),
-    (r"A10G", {"fp32": 31.5, "tf32": 35, "bf16": 70, "fp16": 70}, "A10G data sheet"),
-    (r"A16", {"fp32": 4.5, "tf32": 9, "bf16": 17.9, "fp16": 17.9}, "A16 data sheet, by 4"),
-    (r"A2", {"fp32": 4.5, "tf32": 9, "bf16": 18, "fp16": 18}, "A2 data sheet"),
-    (r"RTX A6000", {"fp32": 38.7, "tf32": 77.4, "bf16": 154.8, "fp16": 154.8}, "RTX A6000 data sheet"),
-    (r"RTX A5500", {"fp32": 34.1, "tf32": 68.2, "bf16": 136.4, "fp16": 136.4}, "RTX A5500 data sheet"),
-    (r"RTX A5000", {"fp32": 27.8, "tf32": 55.6, "bf16": 111.1, "fp16": 111.1}, "RTX A5000 data sheet"),
-    (r"RTX A4000", {"fp32": 19.2, "tf32": 38.3, "bf16": 76.7, "fp16": 76.7}, "RTX A4000 data sheet"),
-    (r"L40S", {"fp32": 91.6, "tf32": 183, "bf16": 362.05, "fp16": 362.05, "fp8": 733}, "L40S data sheet"),
-    (r"L40", {"fp32": 90.5, "tf32": 90.5, "bf16": 181.05, "fp16": 181.05, "fp8": 362}, "L40 data sheet"),
-    (r"L20", {"fp32": 59.8, "tf32": 59.8, "bf16": 119.5, "fp16": 119.5, "fp8": 239}, "L20 data sheet"),
-    (r"L4", {"fp32": 30.3, "tf32": 60, "bf16": 121, "fp16": 121, "fp8": 242.5}, "L4 data sheet"),
-    (
-        r"RTX PRO 6000 Blackwell Workstation Edition",
-        {"fp32": 125, "tf32": 250, "bf16": 500, "fp16": 500, "fp8": 1000},
-        "RTX PRO 6000 Blackwell data sheet, AI TOPS by 8",
-    ),
-    (
-        r"RTX 6000 Ada Generation",
-        {"fp32": 91.1, "tf32": 182.1, "bf16": 364.2, "fp16": 364.2, "fp8": 728.5},
-        "RTX 6000 Ada data sheet",
-    ),
-    (
-        r"RTX 5000 Ada Generation",
-        {"fp32": 65.3, "tf32": 130.6, "bf16": 261.1, "fp16": 261.1, "fp8": 522.2},
-        "RTX 5000 Ada data sheet",
-    ),
-    (
-        r"GeForce RTX 5090",
-        {"fp32": 104.8, "tf32": 104.8, "bf16": 209.5, "fp16": 209.5, "fp8": 419},
-        "RTX Blackwell white paper",
-    ),
-    (
-        r"GeForce RTX 5080",
-        {"fp32": 56.3, "tf32": 56.3, "bf16": 112.6, "fp16": 112.6, "fp8": 225.2},
-        "RTX Blackwell white paper",
-    ),
-    (
-        r"GeForce RTX 5070 Ti",
-        {"fp32": 43.9, "tf32": 43.9, "bf16": 87.9, "fp16": 87.9, "fp8": 175.8},
-        "RTX Blackwell white paper",
-    ),
-    (
-        r"GeForce RTX 5070",
-        {"fp32": 30.9, "tf32": 30.9, "bf16": 61.8, "fp16": 61.8, "fp8": 123.6},
-        "RTX Blackwell white paper",
-    ),
-    (
-        r"GeForce RTX 5060 Ti",
-        {"fp32": 23.7, "tf32": 23.7, "bf16": 47.4, "fp16": 47.4, "fp8": 94.8},
-        "RTX Blackwell white paper",
-    ),
-    (
-        r"GeForce RTX 5060",
-        {"fp32": 19.2, "tf32": 19.2, "bf16": 38.4, "fp16": 38.4, "fp8": 76.8},
-        "RTX Blackwell white paper",
-    ),
-    (r"GeForce RTX 4090", {"fp32": 82.6, "tf32": 82.6, "bf16": 165.2, "fp16": 165.2, "fp8": 330.3}, "Ada white paper"),
-    (
-        r"GeForce RTX 4080 SUPER",
-        {"fp32": 52.2, "tf32": 52.2, "bf16": 104.4, "fp16": 104.4, "fp8": 208.8},
-        "RTX 4080 family product page, AI TOPS by 8",
-    ),
-    (r"GeForce RTX 4080", {"fp32": 48.7, "tf32": 48.7, "bf16": 97.4, "fp16": 97.4, "fp8": 194.8}, "Ada white paper"),
-    (
-        r"GeForce RTX 4070 Ti SUPER",
-        {"fp32": 44.1, "tf32": 44.1, "bf16": 88.2, "fp16": 88.2, "fp8": 176.4},
-        "RTX 4070 family product page, AI TOPS by 8",
-    ),
-    (r"GeForce RTX 4070 Ti", {"fp32": 40.1, "tf32": 40.1, "bf16": 80.2, "fp16": 80.2, "fp8": 160.4}, "Ada white paper"),
-    (
-        r"GeForce RTX 4070 SUPER",
-        {"fp32": 35.5, "tf32": 35.5, "bf16": 71, "fp16": 71, "fp8": 142},
-        "RTX 4070 family product page, AI TOPS by 8",
-    ),
-    (
-        r"GeForce RTX 4070",
-        {"fp32": 29.1, "tf32": 29.1, "bf16": 58.2, "fp16": 58.2, "fp8": 116.4},
-        "RTX 4070 family product page, AI TOPS by 8",
-    ),
-    (
-        r"GeForce RTX 4060 Ti",
-        {"fp32": 22.1, "tf32": 22.1, "bf16": 44.2, "fp16": 44.2, "fp8": 88.4},
-        "RTX 4060 family product page, AI TOPS by 8",
-    ),
-    (
-        r"GeForce RTX 4060",
-        {"fp32": 15.1, "tf32": 15.1, "bf16": 30.2, "fp16": 30.2, "fp8": 60.4},
-        "RTX 4060 family product page, AI TOPS by 8",
-    ),
-    (r"GeForce RTX 3090", {"fp32": 35.6, "tf32": 35.6, "bf16": 71, "fp16": 71}, "GA102 white paper"),
-    (r"GeForce RTX 3090 Ti", {"fp32": 40, "tf32": 40, "bf16": 80, "fp16": 80}, "GA102 white paper"),
-    (r"GeForce RTX 3080 Ti", {"fp32": 34.1, "tf32": 34.1, "bf16": 68.2, "fp16": 68.2}, "GA102 white paper"),
-    (r"GeForce RTX 3070 Ti", {"fp32": 21.7, "tf32": 21.7, "bf16": 43.4, "fp16": 43.4}, "GA102 white paper"),
-    (r"GeForce RTX 3070", {"fp32": 20.3, "tf32": 20.3, "bf16": 40.6, "fp16": 40.6}, "GA102 white paper"),
-    (r"GeForce RTX 3060 Ti", {"fp32": 16.2, "tf32": 16.2, "bf16": 32.4, "fp16": 32.4}, "GA102 white paper"),
-    (r"GeForce RTX 2080 Ti", {"fp32": 13.4, "fp16": 53.8}, "Turing white paper"),
-    (r"TITAN RTX|Quadro RTX [68]000", {"fp32": 16.3, "fp16": 130.5}, "Turing white paper"),
-    (r"V100-SXM2-.*", {"fp32": 15.7, "fp16": 125}, "V100 data sheet"),
-    (r"V100S-PCIE-.*", {"fp32": 16.4, "fp16": 130}, "V100S data sheet"),
-    (r"V100-PCIE-.*", {"fp32": 14, "fp16": 112}, "V100 data sheet"),
-    (r"P100-SXM2-.*", {"fp32": 10.6, "fp16": 21.2}, "P100 data sheet"),
-    (r"P100-PCIE-.*", {"fp32": 9.3, "fp16": 18.7}, "P100 data sheet"),
-    (r"T4", {"fp32": 8.1, "fp16": 65}, "T4 data sheet"),
-    (r"Instinct MI355X.*", {"fp32": 157.3, "bf16": 2516.6, "fp16": 2516.6, "fp8": 5033.2}, "MI355X data sheet"),
-    (r"Instinct MI350X.*", {"fp32": 144.2, "bf16": 2309.6, "fp16": 2309.6, "fp8": 4614}, "MI350X data sheet"),
-    (
-        r"Instinct MI300X.*|Instinct MI325X.*",
-        {"fp32": 163.4, "bf16": 1307.4, "fp16": 1307.4, "fp8": 2614.9},
-        "MI300X and MI325X data sheets",
-    ),
-    (r"Instinct MI300A.*", {"fp32": 122.6, "bf16": 980.6, "fp16": 980.6, "fp8": 1961.2}, "MI300A data sheet"),
-    # torch counts each half of an MI250 as a GPU
-    (r"Instinct MI250X.*", {"fp32": 47.85, "bf16": 191.5, "fp16": 191.5}, "MI250X data sheet, by 2"),
-    (r"Instinct MI250", {"fp32": 45.25, "bf16": 181, "fp16": 181}, "MI250 data sheet, by 2"),
-    (r"Instinct MI210", {"fp32": 45.3, "bf16": 181, "fp16": 181}, "MI210 data sheet"),
-    (r"Instinct MI100", {"fp32": 46.1, "bf16": 92.3, "fp16": 184.6}, "MI100 data sheet"),
-    (r"Radeon PRO W7900.*", {"fp32": 61.3, "bf16": 122.6, "fp16": 122.6}, "W7900 product page"),
-    (r"Radeon PRO W7800", {"fp32": 45.2, "bf16": 90.5, "fp16": 90.5}, "W7800 product page"),
-    (r"Radeon RX 7900 XTX", {"fp32": 61.4, "bf16": 122.8, "fp16": 122.8}, "RX 7900 XTX product page"),
-    (r"Radeon RX 9070 XT", {"fp32": 48.7, "bf16": 195, "fp16": 195, "fp8": 389}, "RX 9070 XT product page"),
-    (
-        r"Intel\(R\) Data Center GPU Max 1100",
-        {"fp32": 22.2, "bf16": 355.5, "fp16": 355.5},
-        "Intel's specifications of the Max 1100",
-    ),
-    (
-        r"Intel\(R\) Arc\(TM\) B580 Graphics",
-        {"fp32": 13.7, "bf16": 116.5, "fp16": 116.5},
-        "Intel's specifications of the B580",
-    ),
-)
-# rows whose figures agree with a quotation of the document, or were derived in the same way from quoted ones
-_COMPARED = frozenset(
-    {
-        r"B200", r"GH200 .*|H200|H100 80GB HBM3", r"H100 PCIe", r"H100 NVL|H200 NVL", r"A[18]00[- ](?:SXM4|SXM|PCIE|PCIe|80GB).*",
-        r"A40", r"A10", r"A10G", r"RTX PRO 6000 Blackwell Workstation Edition", r"RTX 6000 Ada Generation",
-        r"RTX A6000", r"RTX A5000", r"RTX A4000", r"L40S", r"L40", r"L4", r"GeForce RTX 5090", r"GeForce RTX 5080",
-        r"GeForce RTX 5070 Ti", r"GeForce RTX 4090", r"GeForce RTX 4080 SUPER", r"GeForce RTX 4080", r"GeForce RTX 4070 Ti SUPER", r"GeForce RTX 4070 Ti",
-        r"GeForce RTX 4070 SUPER", r"GeForce RTX 4070", r"GeForce RTX 4060 Ti", r"GeForce RTX 4060", r"GeForce RTX 3090",
-        r"GeForce RTX 3090 Ti", r"GeForce RTX 3080 Ti", r"GeForce RTX 3070", r"V100-SXM2-.*", r"V100S-PCIE-.*", r"V100-PCIE-.*", r"P100-PCIE-.*", r"T4",
-        r"Instinct MI355X.*", r"Instinct MI350X.*", r"Instinct MI300X.*|Instinct MI325X.*", r"Instinct MI300A.*", r"Instinct MI250X.*", r"Instinct MI210",
-        r"Radeon PRO W7900.*", r"Radeon PRO W7800", r"Radeon RX 7900 XTX", r"Radeon RX 9070 XT", r"Intel\(R\) Data Center GPU Max 1100",
-        r"Intel\(R\) Arc\(TM\) B580 Graphics",
-    }
+_PRECISIONS: Final = ("fp32", "tf32", "bf16", "fp16", "fp8")
+# The name as the driver gives it (whole, without the maker), TFLOP/s in each precision (None: not supported, or not documented), the document, and
+# whether quotations of the document agree. torch counts each half of an MI250 as a GPU.
+_TABLE: Final[tuple[tuple[str, tuple[float | None, ...], str, bool], ...]] = (
+    (r"B200", (75, 1125, 2250, 2250, 4500), "HGX B200 data sheet", True),
+    (r"B300.*", (75, 1125, 2250, 2250, 4500), "HGX B300 data sheet", False),
+    (r"GB[23]00", (80, 1250, 2500, 2500, 5000), "GB200 and GB300 NVL72 data sheets, by 72", False),
+    (r"GH200 .*|H200|H100 80GB HBM3", (66.9, 494.7, 989.4, 989.4, 1978.9), "H100, H200 and GH200 data sheets", True),
+    (r"H100 PCIe", (51.2, 378, 756, 756, 1513), "H100 data sheet", True),
+    (r"H100 NVL|H200 NVL", (60, 417.5, 835.5, 835.5, 1671), "H100 NVL and H200 NVL data sheets", True),
+    (r"H20", (44, 74, 148, 148, 296), "H20 data sheet", False),
+    (r"A[18]00[- ](?:SXM4|SXM|PCIE|PCIe|80GB).*", (19.5, 156, 312, 312, None), "A100 and A800 data sheets", True),
+    (r"A30", (10.3, 82, 165, 165, None), "A30 data sheet", False),
+    (r"A40", (37.4, 74.8, 149.7, 149.7, None), "A40 data sheet", True),
+    (r"A10", (31.2, 62.5, 125, 125, None), "A10 data sheet", True),
+    (r"A10G", (31.5, 35, 70, 70, None), "A10G data sheet", True),
+    (r"A16", (4.5, 9, 17.9, 17.9, None), "A16 data sheet, by 4", False),
+    (r"A2", (4.5, 9, 18, 18, None), "A2 data sheet", False),
+    (r"RTX A6000", (38.7, 77.4, 154.8, 154.8, None), "RTX A6000 data sheet", True),
+    (r"RTX A5500", (34.1, 68.2, 136.4, 136.4, None), "RTX A5500 data sheet", False),
+    (r"RTX A5000", (27.8, 55.6, 111.1, 111.1, None), "RTX A5000 data sheet", True),
+    (r"RTX A4000", (19.2, 38.3, 76.7, 76.7, None), "RTX A4000 data sheet", True),
+    (r"L40S", (91.6, 183, 362.05, 362.05, 733), "L40S data sheet", True),
+    (r"L40", (90.5, 90.5, 181.05, 181.05, 362), "L40 data sheet", True),
+    (r"L20", (59.8, 59.8, 119.5, 119.5, 239), "L20 data sheet", False),
+    (r"L4", (30.3, 60, 121, 121, 242.5), "L4 data sheet", True),
+    (r"RTX PRO 6000 Blackwell Workstation Edition", (125, 250, 500, 500, 1000), "RTX PRO 6000 Blackwell data sheet, AI TOPS by 8", True),
+    (r"RTX 6000 Ada Generation", (91.1, 182.1, 364.2, 364.2, 728.5), "RTX 6000 Ada data sheet", True),
+    (r"RTX 5000 Ada Generation", (65.3, 130.6, 261.1, 261.1, 522.2), "RTX 5000 Ada data sheet", False),
+    (r"GeForce RTX 5090", (104.8, 104.8, 209.5, 209.5, 419), "RTX Blackwell white paper", True),
+    (r"GeForce RTX 5080", (56.3, 56.3, 112.6, 112.6, 225.2), "RTX Blackwell white paper", True),
+    (r"GeForce RTX 5070 Ti", (43.9, 43.9, 87.9, 87.9, 175.8), "RTX Blackwell white paper", True),
+    (r"GeForce RTX 5070", (30.9, 30.9, 61.8, 61.8, 123.6), "RTX Blackwell white paper", False),
+    (r"GeForce RTX 5060 Ti", (23.7, 23.7, 47.4, 47.4, 94.8), "RTX Blackwell white paper", False),
+    (r"GeForce RTX 5060", (19.2, 19.2, 38.4, 38.4, 76.8), "RTX Blackwell white paper", False),
+    (r"GeForce RTX 4090", (82.6, 82.6, 165.2, 165.2, 330.3), "Ada white paper", True),
+    (r"GeForce RTX 4080 SUPER", (52.2, 52.2, 104.4, 104.4, 208.8), "RTX 4080 family product page, AI TOPS by 8", True),
+    (r"GeForce RTX 4080", (48.7, 48.7, 97.4, 97.4, 194.8), "Ada white paper", True),
+    (r"GeForce RTX 4070 Ti SUPER", (44.1, 44.1, 88.2, 88.2, 176.4), "RTX 4070 family product page, AI TOPS by 8", True),
+    (r"GeForce RTX 4070 Ti", (40.1, 40.1, 80.2, 80.2, 160.4), "Ada white paper", True),
+    (r"GeForce RTX 4070 SUPER", (35.5, 35.5, 71, 71, 142), "RTX 4070 family product page, AI TOPS by 8", True),
+    (r"GeForce RTX 4070", (29.1, 29.1, 58.2, 58.2, 116.4), "RTX 4070 family product page, AI TOPS by 8", True),
+    (r"GeForce RTX 4060 Ti", (22.1, 22.1, 44.2, 44.2, 88.4), "RTX 4060 family product page, AI TOPS by 8", True),
+    (r"GeForce RTX 4060", (15.1, 15.1, 30.2, 30.2, 60.4), "RTX 4060 family product page, AI TOPS by 8", True),
+    (r"GeForce RTX 3090", (35.6, 35.6, 71, 71, None), "GA102 white paper", True),
+    (r"GeForce RTX 3090 Ti", (40, 40, 80, 80, None), "GA102 white paper", True),
+    (r"GeForce RTX 3080 Ti", (34.1, 34.1, 68.2, 68.2, None), "GA102 white paper", True),
+    (r"GeForce RTX 3070 Ti", (21.7, 21.7, 43.4, 43.4, None), "GA102 white paper", False),
+    (r"GeForce RTX 3070", (20.3, 20.3, 40.6, 40.6, None), "GA102 white paper", True),
+    (r"GeForce RTX 3060 Ti", (16.2, 16.2, 32.4, 32.4, None), "GA102 white paper", False),
+    (r"GeForce RTX 2080 Ti", (13.4, None, None, 53.8, None), "Turing white paper", False),
+    (r"TITAN RTX|Quadro RTX [68]000", (16.3, None, None, 130.5, None), "Turing white paper", False),
+    (r"V100-SXM2-.*", (15.7, None, None, 125, None), "V100 data sheet", True),
+    (r"V100S-PCIE-.*", (16.4, None, None, 130, None), "V100S data sheet", True),
+    (r"V100-PCIE-.*", (14, None, None, 112, None), "V100 data sheet", True),
+    (r"P100-SXM2-.*", (10.6, None, None, 21.2, None), "P100 data sheet", False),
+    (r"P100-PCIE-.*", (9.3, None, None, 18.7, None), "P100 data sheet", True),
+    (r"T4", (8.1, None, None, 65, None), "T4 data sheet", True),
+    (r"Instinct MI355X.*", (157.3, None, 2516.6, 2516.6, 5033.2), "MI355X data sheet", True),
+    (r"Instinct MI350X.*", (144.2, None, 2309.6, 2309.6, 4614), "MI350X data sheet", True),
+    (r"Instinct MI300X.*|Instinct MI325X.*", (163.4, None, 1307.4, 1307.4, 2614.9), "MI300X and MI325X data sheets", True),
+    (r"Instinct MI300A.*", (122.6, None, 980.6, 980.6, 1961.2), "MI300A data sheet", True),
+    (r"Instinct MI250X.*", (47.85, None, 191.5, 191.5, None), "MI250X data sheet, by 2", True),
+    (r"Instinct MI250", (45.25, None, 181, 181, None), "MI250 data sheet, by 2", False),
+    (r"Instinct MI210", (45.3, None, 181, 181, None), "MI210 data sheet", True),
+    (r"Instinct MI100", (46.1, None, 92.3, 184.6, None), "MI100 data sheet", False),
+    (r"Radeon PRO W7900.*", (61.3, None, 122.6, 122.6, None), "W7900 product page", True),
+    (r"Radeon PRO W7800", (45.2, None, 90.5, 90.5, None), "W7800 product page", True),
+    (r"Radeon RX 7900 XTX", (61.4, None, 122.8, 122.8, None), "RX 7900 XTX product page", True),
+    (r"Radeon RX 9070 XT", (48.7, None, 195, 195, 389), "RX 9070 XT product page", True),
+    (r"Intel\(R\) Data Center GPU Max 1100", (22.2, None, 355.5, 355.5, None), "Intel's specifications of the Max 1100", True),
+    (r"Intel\(R\) Arc\(TM\) B580 Graphics", (13.7, None, 116.5, 116.5, None), "Intel's specifications of the B580", True),
 )  # fmt: skip
 _MAKER = re.compile(r"^(?:NVIDIA|AMD|Tesla)\s+", re.IGNORECASE)
 
@@ -260,7 +159,7 @@ _MAKER = re.compile(r"^(?:NVIDIA|AMD|Tesla)\s+", re.IGNORECASE)
 def peak_flops(device_name: str, precision: str) -> float | None:
     """Return the FLOP/s of a GPU in `precision` (fp32, tf32, bf16, fp16, fp8); None when it is not in the table."""
     found = _find(device_name)
-    teraflops = None if found is None else found[0].get(precision)
+    teraflops = None if found is None or precision not in _PRECISIONS else found[0][_PRECISIONS.index(precision)]
     return None if teraflops is None else teraflops * _T
 
 
@@ -277,23 +176,17 @@ def _source(document: str, *, compared: bool) -> str:
 
 def table() -> Iterator[str]:
     """Yield a line for each row: its names as a regular expression, TFLOP/s by precision, and their source."""
-    for pattern, rates, document in _TABLE:
-        shown = ", ".join(f"{precision} {rate:g}" for precision, rate in rates.items())
-        yield f"{pattern}: {shown} TFLOP/s; {_source(document, compared=pattern in _COMPARED)}"
+    for pattern, rates, document, compared in _TABLE:
+        shown = ", ".join(f"{name} {rate:g}" for name, rate in zip(_PRECISIONS, rates, strict=True) if rate is not None)
+        yield f"{pattern}: {shown} TFLOP/s; {_source(document, compared=compared)}"
 
 
-def _find(device_name: str) -> tuple[Mapping[str, float], str, bool] | None:
+def _find(device_name: str) -> tuple[tuple[float | None, ...], str, bool] | None:
     name = _MAKER.sub("", _MAKER.sub("", device_name.strip()))
     if "MIG" in name:
         return None
-    return next(
-        (
-            (rates, document, pattern in _COMPARED)
-            for pattern, rates, document in _TABLE
-            if re.fullmatch(pattern, name, re.IGNORECASE)
-        ),
-        None,
-    )
+    rows = (row for row in _TABLE if re.fullmatch(row[0], name, re.IGNORECASE))
+    return next(((rates, document, compared) for _, rates, document, compared in rows), None)
 
 
 if __name__ == "__main__":

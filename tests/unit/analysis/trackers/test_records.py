@@ -169,13 +169,13 @@ def test_what_is_no_regular_file_is_no_record(tmp_path: Path, put: str) -> None:
 def test_a_journal_comes_back_as_it_was_written_also_with_numbers_that_json_lacks(tmp_path: Path) -> None:
     points = (Point(number=3, at=1.5, step=2, values={"loss": math.inf, "x": -math.inf, "y": 1.0}),)
     cursor = j.Cursor(number=4, telemetry={"a": 3}, slots={"a": 0}, metrics=j.Place(inode=2**63 + 1, offset=3))
-    written = j.save(
-        tmp_path / "wandb.json", j.Journal(cursor=cursor, pending=points, points=4, where="there", facts={"run": "x"})
-    )
-    assert j.load(tmp_path / "wandb.json") == written
+    path = j.path_of(tmp_path, "wandb")
+    path.parent.mkdir()
+    written = j.save(path, j.Journal(cursor=cursor, pending=points, points=4, where="there", facts={"run": "x"}))
+    assert j.load(path) == written
     diverged = Point(number=0, at=0.0, step=0, values={"loss": math.nan})
-    j.save(tmp_path / "nan.json", j.Journal(pending=(diverged,)))
-    assert math.isnan(j.load(tmp_path / "nan.json").pending[0].values["loss"])
+    j.save(path, j.Journal(pending=(diverged,)))
+    assert math.isnan(j.load(path).pending[0].values["loss"])
 
 
 @pytest.mark.parametrize(
@@ -185,3 +185,28 @@ def test_a_journal_that_orch_has_not_written_is_an_empty_one(tmp_path: Path, tex
     (tmp_path / "x.json").write_text(text, encoding="latin-1")
     assert j.load(tmp_path / "x.json") == j.Journal()
     assert j.load(tmp_path / "missing.json") == j.Journal()
+
+
+@pytest.mark.parametrize("replaced", ["trackers", "."])
+def test_no_journal_and_no_record_is_read_or_written_through_a_directory_that_the_job_replaced(
+    tmp_path: Path, replaced: str
+) -> None:
+    """A job may put a link in place of its own directory, or of one in it."""
+    job, other = tmp_path / "job", tmp_path / "other"
+    (other / "trackers").mkdir(parents=True)
+    report(other, line(1.0, 1))
+    j.save(j.path_of(other, "wandb"), j.Journal(points=4))
+    before = j.path_of(other, "wandb").read_bytes()
+    if replaced == ".":
+        job.symlink_to(other)
+    else:
+        job.mkdir()
+        (job / "trackers").symlink_to(other / "trackers")
+    assert j.load(j.path_of(job, "wandb")) == j.Journal()
+    assert read_on(job, j.Cursor(), NOW)[0] == []
+    with pytest.raises(ValueError, match="is not a directory but a link"):
+        j.save(j.path_of(job, "wandb"), j.Journal())
+    with pytest.raises(ValueError, match="is not a directory but a link"), j.own_folder(job, make=True):
+        pass
+    assert j.path_of(other, "wandb").read_bytes() == before
+    assert os.listdir(other / "trackers") == ["wandb.json"]

@@ -22,11 +22,11 @@ from orchestrator.checkpoint.external import script_files
 from orchestrator.checkpoint.external.external_checkpoints import (
     SETTLE_SECONDS,
     ExternalCheckpoints,
+    FileWatcher,
     WatchedGlob,
     WatchSettings,
 )
-from orchestrator.checkpoint.external.watcher import FileWatcher
-from orchestrator.checkpoint.storage.info import CheckpointStatus
+from orchestrator.checkpoint.storage.directory import CheckpointStatus
 from tests.support import warm
 from tests.support.deep_trees import MakeDeep
 

@@ -17,11 +17,9 @@ from orchestrator.checkpoint.format import codec, tensorfile
 
 def round_trip(state):
     encoded = codec.encode(state)
-    entries = tensorfile.plan([(leaf.name, leaf.dtype, leaf.shape) for leaf in encoded.leaves])
-    memory = {leaf.name: bytes(leaf.memory()) for leaf in encoded.leaves}
-    raw = bytearray(tensorfile.header(entries, {}) + b"".join(memory[entry.name] for entry in entries))
+    raw = bytearray().join(encoded.tensor_file() or (tensorfile.header((), {}),))
     parsed, data = tensorfile.parse(raw)
-    return codec.decode(json.loads(encoded.tree_bytes()), parsed, data)
+    return codec.decode(json.loads(encoded.text), parsed, data)
 
 
 def same(left, right):

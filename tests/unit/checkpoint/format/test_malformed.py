@@ -9,17 +9,16 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from orchestrator.checkpoint import CheckpointRepository, CheckpointStatus
 from orchestrator.checkpoint.errors import CorruptCheckpointError
-from orchestrator.checkpoint.format import codec
-from orchestrator.checkpoint.format import foreign_values as foreign
+from orchestrator.checkpoint.format import codec, tensorfile
 from orchestrator.checkpoint.format.layout import QUARANTINE_NOTE
 from orchestrator.checkpoint.repository.persister import SnapshotPersister, StoreSettings
-from orchestrator.checkpoint.snapshots.file import SnapshotDirectory
-from orchestrator.checkpoint.snapshots.reader import SnapshotReader
+from orchestrator.checkpoint.snapshots.file import SnapshotDirectory, SnapshotReader
 from orchestrator.checkpoint.snapshots.writer import SnapshotWriter
 
 DEEP: Any = "[" * 100_000 + "]" * 100_000
@@ -144,7 +143,7 @@ def test_a_manifest_that_makes_no_sense_is_set_aside(tmp_path: Path, name: str, 
 
 
 def test_only_types_of_the_table_are_stored_and_restored() -> None:
-    names = [*foreign.TORCH_TYPES, *foreign.OTHER_TORCH_TYPES]
+    names = [*tensorfile.TORCH_TYPES, *tensorfile.OTHER_TORCH_TYPES]
     for name in names:
         dtype = getattr(torch, name, None)
         if dtype is not None:
@@ -160,7 +159,7 @@ def test_a_lack_of_memory_is_no_fault_of_the_checkpoint(tmp_path: Path, monkeypa
     def no_memory(*_: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(foreign, "restore", no_memory)
+    monkeypatch.setattr(codec, "restore", no_memory)
     again = CheckpointRepository(tmp_path, attempt=2)
     with pytest.raises(MemoryError):
         again.load_latest()
@@ -192,8 +191,8 @@ def test_a_description_in_memory_that_makes_no_sense_is_no_snapshot(tmp_path: Pa
     writer.close()
     (slot,) = SnapshotDirectory(folder).slots(0)
     length, _ = struct.unpack_from("<II", slot.memory, 128)
-    body = json.loads(slot.memory[136 : 136 + length])
-    raw = json.dumps({**body, **change}).encode()
+    body = msgspec.msgpack.decode(slot.memory[136 : 136 + length])
+    raw = msgspec.msgpack.encode({**body, **change})
     slot.memory[136 : 136 + len(raw)] = raw
     import zlib
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.checkpoint.errors import CorruptCheckpointError
-from orchestrator.checkpoint.format import manifest
-from orchestrator.checkpoint.format.manifest import FileRecord, Manifest
+from orchestrator.checkpoint.format import layout
+from orchestrator.checkpoint.format.layout import FileRecord, Manifest
 
 SAMPLE = Manifest(
     step=40,
@@ -38,37 +38,39 @@ MANIFESTS = st.builds(
 
 @given(MANIFESTS)
 def test_what_is_rendered_is_parsed(sample):
-    assert manifest.parse(manifest.render(sample)) == sample
+    assert layout.parse_manifest(layout.render_manifest(sample)) == sample
 
 
 def test_scores_that_are_no_numbers_survive_and_the_text_stays_json():
-    raw = manifest.render(
-        Manifest(**{**{name: getattr(SAMPLE, name) for name in SAMPLE.__slots__}, "metrics": {"loss": math.nan}})
+    raw = layout.render_manifest(
+        Manifest(
+            **{**{name: getattr(SAMPLE, name) for name in SAMPLE.__struct_fields__}, "metrics": {"loss": math.nan}}
+        )
     )
     assert json.loads(raw, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))["metrics"] == {"loss": "nan"}
-    assert math.isnan(manifest.parse(raw).metrics["loss"])
+    assert math.isnan(layout.parse_manifest(raw).metrics["loss"])
 
 
 def test_every_single_bit_counts():
-    pristine = manifest.render(SAMPLE)
+    pristine = layout.render_manifest(SAMPLE)
     for bit in range(8 * len(pristine)):
         damaged = bytearray(pristine)
         damaged[bit // 8] ^= 1 << bit % 8
         with pytest.raises(CorruptCheckpointError, match="manifest: "):
-            manifest.parse(damaged)
+            layout.parse_manifest(damaged)
 
 
 def test_every_truncation_counts():
-    pristine = manifest.render(SAMPLE)
+    pristine = layout.render_manifest(SAMPLE)
     for length in range(len(pristine)):
         with pytest.raises(CorruptCheckpointError, match="manifest: "):
-            manifest.parse(pristine[:length])
+            layout.parse_manifest(pristine[:length])
 
 
 def test_a_format_of_another_time_is_told_as_such():
-    body = json.loads(manifest.render(SAMPLE))
+    body = json.loads(layout.render_manifest(SAMPLE))
     with pytest.raises(CorruptCheckpointError, match="read it with the orch that wrote it"):
-        manifest.parse(json.dumps({**body, "version": 2}).encode())
+        layout.parse_manifest(json.dumps({**body, "version": 2}).encode())
 
 
 def test_the_size_is_that_of_all_files():

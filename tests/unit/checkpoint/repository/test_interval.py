@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.checkpoint.repository.interval import (
+from orchestrator.train.script.save_schedule import (
     CHEAP_SHARE,
     LONGEST_SECONDS,
     choose_interval,
-    mean_time_between_failures,
     optimal_interval,
 )
 
@@ -42,14 +41,6 @@ def test_for_cheap_saves_it_is_youngs():
 def test_what_is_no_duration_is_refused(save, recovery, failure):
     with pytest.raises(ValueError, match="invalid durations"):
         optimal_interval(save_seconds=save, recovery_seconds=recovery, failure_seconds=failure)
-
-
-def test_the_failure_rate_moves_from_the_belief_to_what_is_seen():
-    assert mean_time_between_failures(failures=0, uptime_seconds=0, prior_seconds=1000) == 1000
-    assert mean_time_between_failures(failures=0, uptime_seconds=9000, prior_seconds=1000) == 10_000
-    assert mean_time_between_failures(failures=1000, uptime_seconds=60_000, prior_seconds=1000) == pytest.approx(
-        60, rel=0.02
-    )
 
 
 @given(st.floats(0, 100), st.floats(0, 100), RECOVERY, FAILURE)

@@ -8,7 +8,7 @@ import torch
 
 from orchestrator.checkpoint import CheckpointRepository, CheckpointStatus, CorruptCheckpointError, StaleAttemptError
 from orchestrator.checkpoint.errors import InsufficientSpaceError, ResumeMismatchError
-from orchestrator.checkpoint.snapshots.reader import SnapshotReader
+from orchestrator.checkpoint.snapshots.file import SnapshotReader
 from orchestrator.checkpoint.storage.storage import LocalStorage
 from tests.support.disks import fill, small_disk
 
@@ -288,7 +288,7 @@ def test_too_little_space_is_noticed_before_anything_is_written(root, monkeypatc
     store = CheckpointRepository(root, attempt=1)
     store.save(STATE, step=1)
     monkeypatch.setattr(LocalStorage, "free_bytes", lambda _self: 1000)
-    with pytest.raises(InsufficientSpaceError, match=r"1000 bytes free, the checkpoint needs .* lower checkpoint.keep"):
+    with pytest.raises(InsufficientSpaceError, match=r"1000 B free, the checkpoint needs .* lower checkpoint.keep"):
         store.save(STATE, step=2)
     assert names(root) == ["step-000000000001-a1"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.checkpoint.repository.status import ROOM_SECONDS, StorageGauge
+from orchestrator.checkpoint.repository.persister import ROOM_SECONDS, StorageGauge
 
 
 class Disk:

@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.checkpoint.format import codec, tensorfile
-from orchestrator.checkpoint.format import foreign_values as foreign
 from orchestrator.checkpoint.snapshots.encode_plan import PartPlan
 
 
 def content(plan):
     """Return the state that the plan would store now, decoded."""
-    raw = bytearray(plan.header + b"".join(bytes(foreign.memory(source)) for source in plan.sources))
+    raw = bytearray(plan.header + b"".join(bytes(codec.memory(source)) for source in plan.sources))
     entries, data = tensorfile.parse(raw) if raw else ((), memoryview(b""))
     return codec.decode(json.loads(plan.tree), entries, data)
 
@@ -25,14 +24,11 @@ def content(plan):
 def reference(state):
     """Return the bytes of tree and tensor file that the codec alone produces."""
     encoded = codec.encode(state)
-    entries = tensorfile.plan([(leaf.name, leaf.dtype, leaf.shape) for leaf in encoded.leaves])
-    memory = {leaf.name: bytes(leaf.memory()) for leaf in encoded.leaves}
-    raw = bytearray(tensorfile.header(entries, {"format": "pt"}) + b"".join(memory[entry.name] for entry in entries))
-    return encoded.tree_bytes(), bytes(raw) if encoded.leaves else b""
+    return encoded.text, b"".join(encoded.tensor_file() or ())
 
 
 def stored(plan):
-    return plan.tree, plan.header + b"".join(bytes(foreign.memory(source)) for source in plan.sources)
+    return plan.tree, plan.header + b"".join(bytes(codec.memory(source)) for source in plan.sources)
 
 
 LEAVES = st.one_of(

@@ -11,14 +11,15 @@ import torch
 from orchestrator.checkpoint import CheckpointRepository, CorruptCheckpointError, ResumeMismatchError
 from orchestrator.checkpoint.format.layout import Version, ticket_name
 from orchestrator.checkpoint.snapshots.file import (
+    MEMORY,
     SnapshotDirectory,
+    SnapshotReader,
     SnapshotSlot,
     SnapshotUnavailableError,
     held,
     identity,
     version_of,
 )
-from orchestrator.checkpoint.snapshots.reader import MEMORY, SnapshotReader
 from orchestrator.checkpoint.snapshots.writer import SnapshotWriter
 from orchestrator.checkpoint.storage.storage import LocalStorage
 from tests.support import warm
@@ -257,7 +258,7 @@ def test_memory_that_is_not_there_is_not_taken(folder, write, monkeypatch):
     writer.save({"state": state(1)}, step=1, gang=False)
     assert writer.slots.memory_bytes == 3 * os.stat(folder / "rank-00000.0.snap").st_size
     monkeypatch.setattr(snapshot_file, "available_memory_bytes", lambda: 100_000)
-    with pytest.raises(SnapshotUnavailableError, match="100000 bytes of memory are left"):
+    with pytest.raises(SnapshotUnavailableError, match=r"97\.7 KiB of memory are left"):
         writer.save({"state": {"big": torch.zeros(90_000)}}, step=2, gang=False)
     monkeypatch.setattr(snapshot_file, "available_memory_bytes", lambda: None)
     assert writer.save({"state": {"big": torch.zeros(90_000)}}, step=2, gang=False)

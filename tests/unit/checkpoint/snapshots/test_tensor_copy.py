@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from orchestrator.checkpoint.snapshots.reader import SnapshotReader
+from orchestrator.checkpoint.snapshots.file import SnapshotReader
 from orchestrator.checkpoint.snapshots.writer import MOST_THREADS, SnapshotWriter, TensorCopy, copy_threads
 
 WORTH_BYTES = 4 << 20

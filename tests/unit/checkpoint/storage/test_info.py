@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from orchestrator.checkpoint.format import layout
 from orchestrator.checkpoint.format.layout import Version
-from orchestrator.checkpoint.storage.info import (
+from orchestrator.checkpoint.storage.directory import (
     CheckpointInfo,
     CheckpointStatus,
     Retention,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
-from orchestrator.checkpoint.storage.pins import pin
+from orchestrator.checkpoint.storage.storage import pin
 
 
 def saved(folder: Path) -> str:

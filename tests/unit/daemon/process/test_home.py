@@ -17,8 +17,8 @@ from orchestrator.api.launch import Level
 from orchestrator.daemon import start_reserve as kept
 from orchestrator.daemon.process import doctor
 from orchestrator.daemon.process.home import prepare_home
-from orchestrator.runtime.names import namespace
 from orchestrator.runtime.nodes import directories as node_dir
+from orchestrator.runtime.nodes.directories import namespace
 from orchestrator.spec.settings import Settings
 from tests.support import disks
 from tests.support.users import OTHER, as_root, as_user

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orchestrator.runtime.cluster.capacity import Capacity
-from orchestrator.runtime.cluster.nodes import LastSeen
+from orchestrator.runtime.cluster.nodes import Capacity, LastSeen
 from orchestrator.runtime.nodes.control_plane import RayNode
 from tests.support.nodes import node_report
 from tests.support.records import replace

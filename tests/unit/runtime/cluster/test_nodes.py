@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.runtime.cluster.capacity import Capacity, Held, held_by_others
-from orchestrator.runtime.cluster.nodes import LastSeen, NodeRegistry, keep_home_token
+from orchestrator.runtime.cluster.nodes import Capacity, Held, LastSeen, NodeRegistry, held_by_others, keep_home_token
 from orchestrator.runtime.nodes.control_plane import RayNode, answers
 from tests.support.nodes import node_report
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.runtime.forkserver import interpreter
+from orchestrator.runtime.forkserver import launch
 from orchestrator.runtime.forkserver.wire import parse
 
 
@@ -16,7 +16,7 @@ from orchestrator.runtime.forkserver.wire import parse
     [(None, None), ("", None), ("4", 4), (" 4 ", 4), ("4,2", 4), ("0", None), ("-1", None), ("many", None)],
 )
 def test_thread_counts_are_read_as_openmp_reads_them(text: str | None, count: int | None) -> None:
-    assert interpreter._count(text) == count
+    assert launch._count(text) == count
 
 
 @pytest.mark.parametrize(
@@ -35,5 +35,5 @@ def test_search_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str,
     (tmp_path / "link.py").symlink_to("sub/train.py")
     monkeypatch.chdir(tmp_path)
     message = {"mode": mode, "target": target, "cwd": "/", "env": {}, "fds": ["stdout", "stderr", "lifeline"]}
-    found = interpreter.search_path(parse(message, [1, 2, 3]))
+    found = launch.search_path(parse(message, [1, 2, 3]))
     assert found == os.path.normpath(tmp_path / expected)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core.codec import misfits
 from orchestrator.runtime.forkserver import wire
-from orchestrator.runtime.spawn.lifeline import (
+from orchestrator.runtime.spawn.client import (
     ErrorRaised,
     Event,
     Exited,

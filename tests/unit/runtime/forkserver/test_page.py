@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.runtime.forkserver import page as reader
-from orchestrator.runtime.forkserver.page import LastPage, read_last_page
+from orchestrator.runtime.forkserver import reports
+from orchestrator.runtime.forkserver.reports import LastPage, read_last_page
 from orchestrator.train.script import progress as layout
 from orchestrator.train.script.progress import ProgressPage
 from tests.support.pages import BothSides
@@ -28,14 +28,14 @@ def page(tmp_path: Path) -> Iterator[ProgressPage]:
 
 
 def test_its_layout_is_that_of_the_page() -> None:
-    assert reader.PAGE_BYTES == layout.PAGE_BYTES
-    assert reader.HEADER.format == layout.HEADER.format
-    assert reader.EXPECTED_HEADER == (layout.MAGIC, layout.LAYOUT_VERSION, layout.PAGE_BYTES)
-    assert (reader.STOP_SEEN_AT, reader.STOP_SEEN_TIME_AT) == (layout.STOP_SEEN_AT, layout.STOP_SEEN_TIME_AT)
-    assert reader.STOP_SEEN_TIME.format == layout.STOP_SEEN_TIME.format
+    assert reports.PAGE_BYTES == layout.PAGE_BYTES
+    assert reports.HEADER.format == layout.HEADER.format
+    assert reports.EXPECTED_HEADER == (layout.MAGIC, layout.LAYOUT_VERSION, layout.PAGE_BYTES)
+    assert (reports.STOP_SEEN_AT, reports.STOP_SEEN_TIME_AT) == (layout.STOP_SEEN_AT, layout.STOP_SEEN_TIME_AT)
+    assert reports.STOP_SEEN_TIME.format == layout.STOP_SEEN_TIME.format
     hot = layout.HOT
-    assert (hot.offset, hot.offset + hot.slot_bytes) == reader.HOT_OFFSETS
-    assert hot.capacity == reader.HOT_CAPACITY
+    assert (hot.offset, hot.offset + hot.slot_bytes) == reports.HOT_OFFSETS
+    assert hot.capacity == reports.HOT_CAPACITY
 
 
 def test_a_blank_page_and_none_at_all_say_nothing(page: ProgressPage, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ VALID: dict[str, Any] = {
     "cold": True,
     "exit_record": "/work/exit.json",
     "record": {"rank": 1},
-    "fds": ["stdout", "stderr", "lifeline", "extra:5", "lease"],
+    "fds": ["stdout", "stderr", "lifeline", "stdin", "lease"],
 }
 FDS = [10, 11, 12, 13, 14]
 
@@ -34,14 +34,8 @@ def test_complete_request() -> None:
     )
     assert (spawn.cwd, spawn.env, spawn.threads, spawn.cold) == ("/work", {"A": "a"}, 2, True)
     assert (spawn.exit_record, spawn.record) == ("/work/exit.json", {"rank": 1})
-    assert (spawn.stdout, spawn.stderr, spawn.lifeline, spawn.extra, spawn.lease, spawn.listen) == (
-        10,
-        11,
-        12,
-        {5: 13},
-        14,
-        None,
-    )
+    assert (spawn.stdout, spawn.stderr, spawn.lifeline, spawn.stdin, spawn.lease) == (10, 11, 12, 13, 14)
+    assert spawn.listen is None
     assert spawn.descriptors() == set(FDS)
 
 
@@ -75,10 +69,8 @@ def test_least_request() -> None:
         ({"exit_record": 3}, "exit_record must be text"),
         ({"record": []}, "record must be an object"),
         ({"fds": ["stdout", "stderr"]}, "2 descriptors announced, 5 arrived"),
-        ({"fds": ["stdout", "stderr", "lifeline", "extra:2", "lease"]}, "descriptor role 'extra:2'"),
-        ({"fds": ["stdout", "stderr", "lifeline", "extra:x", "lease"]}, "descriptor role 'extra:x'"),
         ({"fds": ["stdout", "stderr", "lifeline", "door", "lease"]}, "descriptor role 'door'"),
-        ({"fds": ["stdout", "lease", "extra:3", "extra:4", "extra:5"]}, "descriptors missing: stderr, lifeline"),
+        ({"fds": ["stdout", "lease", "stdin", "listen", "lease"]}, "descriptors missing: stderr, lifeline"),
     ],
 )
 def test_wrong_field_is_named(change: dict[str, Any], complaint: str) -> None:

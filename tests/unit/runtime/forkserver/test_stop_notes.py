@@ -15,7 +15,7 @@ from orchestrator.runtime.forkserver.reports import Reports
 
 BEFORE = """
 import asyncio, os, signal, sys
-from orchestrator.runtime.forkserver.interpreter import note_sigterm
+from orchestrator.runtime.forkserver.launch import note_sigterm
 noted = []
 note_sigterm(lambda: noted.append("noted"))
 """

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.checkpoint.errors import NOT_FAILING
 from orchestrator.checkpoint.format.layout import Version
-from orchestrator.checkpoint.repository.status import PersisterStatus
+from orchestrator.checkpoint.repository.persister import PersisterStatus
 from orchestrator.core import events as ev
 from orchestrator.core.facts.gangs import ActorLost, RecordRestored
 from orchestrator.core.facts.notes import SaveFailed

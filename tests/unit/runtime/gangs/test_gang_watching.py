@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import structlog
 
-from orchestrator.checkpoint.repository.status import PersisterStatus
+from orchestrator.checkpoint.repository.persister import PersisterStatus
 from orchestrator.core import events as ev
 from orchestrator.core.codec import to_plain
 from orchestrator.core.diagnosis.observation import StorageSeen, TerminalSeen

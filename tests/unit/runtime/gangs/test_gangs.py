@@ -17,7 +17,7 @@ from orchestrator.core.states import FailureClass
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.gangs.gangs import Gangs
 from orchestrator.runtime.gangs.table import GangTable
-from orchestrator.runtime.names import gang_name
+from orchestrator.runtime.nodes.directories import gang_name
 from orchestrator.spec.paths import Paths
 from tests.unit.core.builders import T0, changed, make_spec, pending, running
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.runtime.memory.network import Agenda
+from orchestrator.runtime.memory.cluster import Agenda
 
 
 def test_actions_run_in_the_order_of_their_times_and_of_their_entry() -> None:

@@ -13,10 +13,8 @@ from orchestrator.core.lifecycle.effects import Ensure, ReleaseGang, StopRanks
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.states import StopScope
 from orchestrator.runtime.memory import faults as f
-from orchestrator.runtime.memory.cluster import MemoryCluster
+from orchestrator.runtime.memory.cluster import MemoryCluster, Script, UnsafeOrderError
 from orchestrator.runtime.memory.gangs import MemoryGangs
-from orchestrator.runtime.memory.nodes import UnsafeOrderError
-from orchestrator.runtime.memory.ranks import Script
 from tests.unit.core.builders import ID, T0, make_spec, node, pending, started
 
 if TYPE_CHECKING:

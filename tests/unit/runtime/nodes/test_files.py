@@ -21,10 +21,18 @@ from orchestrator.runtime.cluster.nodes import NodeRegistry
 from orchestrator.runtime.gangs.errors import NodeFilesError, NodeGoneError
 from orchestrator.runtime.gangs.job_files import JobFiles, LogMirror
 from orchestrator.runtime.nodes.directories import clear_pages, node_directory, page_directory
-from orchestrator.runtime.nodes.files import CHUNK_BYTES, FAILURES, BlobDamagedError, NodeFiles
-from orchestrator.runtime.nodes.working_copy import find_outputs, keep_output, new_output
+from orchestrator.runtime.nodes.files import (
+    CHUNK_BYTES,
+    FAILURES,
+    BlobDamagedError,
+    NodeFiles,
+    find_outputs,
+    keep_output,
+    new_output,
+)
 from orchestrator.runtime.pools import Pool
 from orchestrator.runtime.ranks.logs import LogLimits, LogReader, LogWriter, log_path
+from orchestrator.runtime.spawn.client import ExitRecordError, read_exit_record
 from orchestrator.spec.paths import Paths
 from tests.support.deep_trees import MakeDeep
 from tests.support.records import replace
@@ -186,6 +194,33 @@ def test_only_the_job_s_own_files_are_read(tmp_path: Path) -> None:
         files.read_output(JOB, "link", 0)
     with pytest.raises(PermissionError, match="leads out"):
         files.read_output(JOB, "../../../../secret", 0)
+
+
+@pytest.mark.parametrize(
+    "replaced", ["jobs/{job}", "jobs/{job}/logs", "jobs/{job}/exits", "jobs/{job}/exits/attempt-1"]
+)
+def test_no_log_and_no_exit_record_is_read_through_a_directory_that_the_job_replaced(
+    tmp_path: Path, replaced: str
+) -> None:
+    """The job's processes run as the owner of the home: a link of theirs could lead to what others may not read."""
+    home, other = tmp_path / "home", tmp_path / "other"
+    files = NodeFiles(home)
+    writer = LogWriter(log_path(files.paths.logs(JOB), 1, 0), limits=LIMITS)
+    writer.feed("o", b"a line\n", 1000.0)
+    writer.close(1001.0)
+    record = files.paths.exit_record(JOB, 1, 0)
+    write(record.parent, **{record.name: "{}"})
+    assert files.read_logs(JOB, {})
+    assert files.exit_records(JOB) == {(1, 0): b"{}"}
+    place = home / replaced.format(job=JOB)
+    place.rename(other)
+    place.symlink_to(other)
+    logs, exits = files.read_logs(JOB, {}), files.exit_records(JOB)
+    assert not (logs if "exits" not in replaced else exits)
+    assert not exits or "logs" in replaced
+    if not exits:
+        with pytest.raises(ExitRecordError, match="symbolic link"):
+            read_exit_record(record)
 
 
 # -- logs

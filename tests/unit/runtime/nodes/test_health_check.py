@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.core.facts.fact import Fact
 from orchestrator.core.facts.nodes import DevicesFailed, DevicesSilent, DeviceWrong, DiskUnwritable
-from orchestrator.runtime.nodes.health_check import check_node
+from orchestrator.runtime.nodes.agent import check_node
 
 
 def test_this_machine_is_healthy_and_nothing_is_left_behind(tmp_path: Path) -> None:

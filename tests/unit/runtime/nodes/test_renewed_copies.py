@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.daemon.jobs import workdir_archive
 from orchestrator.durable_files import boot_id
-from orchestrator.runtime.nodes.working_copy import renew
+from orchestrator.runtime.nodes.files import renew
 
 
 @pytest.fixture

@@ -10,8 +10,16 @@ from pathlib import Path
 import pytest
 
 from orchestrator.runtime.gangs.job_files import LogMirror
-from orchestrator.runtime.nodes.files import LogLocation, LogPart, NodeFiles
-from orchestrator.runtime.nodes.working_copy import Output, find_outputs, keep_output, lay_out, new_output
+from orchestrator.runtime.nodes.files import (
+    LogLocation,
+    LogPart,
+    NodeFiles,
+    Output,
+    find_outputs,
+    keep_output,
+    lay_out,
+    new_output,
+)
 from orchestrator.runtime.ranks.logs import LogLimits
 
 JOB = "job-aaaaaa"

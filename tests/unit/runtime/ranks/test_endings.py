@@ -9,7 +9,7 @@ import pytest
 from orchestrator.core.codec import usable
 from orchestrator.core.states import StopScope
 from orchestrator.runtime.ranks.exit_evidence import SHUTDOWN_SECONDS, StopFacts, stop_facts
-from orchestrator.runtime.spawn.lifeline import Ending
+from orchestrator.runtime.spawn.client import Ending
 from orchestrator.train.script.progress_reading import ProgressSnapshot
 
 

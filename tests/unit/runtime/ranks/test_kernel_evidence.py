@@ -20,7 +20,7 @@ from orchestrator.gpu.sample import GpuInfo, Sample, Vendor, XidCount
 from orchestrator.gpu.sampler import Health
 from orchestrator.runtime.exporters.exporters import evidence_of
 from orchestrator.runtime.ranks.exit_evidence import KernelWatch, OomWatch, memory_use
-from orchestrator.runtime.spawn.lifeline import MemoryUsed
+from orchestrator.runtime.spawn.client import MemoryUsed
 from tests.support.stack import wait_until
 
 MEMORY = Path("/sys/fs/cgroup/memory")

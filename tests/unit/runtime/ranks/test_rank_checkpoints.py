@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from orchestrator.checkpoint.repository.status import PersisterStatus
+from orchestrator.checkpoint.repository.persister import PersisterStatus
 from orchestrator.core.diagnosis.observation import StorageSeen
 from orchestrator.runtime.forkserver.masking import Masker
 from orchestrator.runtime.ranks.rank_checkpoints import RankCheckpoints

@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.core.events import Exit
 from orchestrator.runtime.ranks.rank_events import EventLog
 from orchestrator.runtime.ranks.rank_process import RankProcess
-from orchestrator.runtime.spawn.lifeline import Exited, Gone, Started
+from orchestrator.runtime.spawn.client import Exited, Gone, Started
 
 STARTED = Started(pid=2**22 + 1, at=1.0, cold=False)
 EXITED = Exited(exit_code=3, signal=None, cause=None, record_error=None, at=2.0)

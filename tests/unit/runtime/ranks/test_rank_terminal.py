@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator.core.events import Exit
-from orchestrator.runtime.forkserver import interpreter
+from orchestrator.runtime.forkserver import launch
 from orchestrator.runtime.ranks.session_messages import (
     READ_BYTES,
     AttachRequest,
@@ -167,10 +167,10 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
 
     def connected(path: str) -> None:
         monkeypatch.setenv("ORCH_TERMINAL", path)
-        interpreter.connect_debugger()
+        launch.connect_debugger()
 
     yield connected
-    interpreter._debugger.cache_clear()
+    launch._debugger.cache_clear()
 
 
 def test_a_breakpoint_reads_from_the_terminal_and_holds_its_lock_there(connect: Callable[[str], None]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.checkpoint.repository.status import PersisterStatus
+from orchestrator.checkpoint.repository.persister import PersisterStatus
 from orchestrator.core.diagnosis.health import Frame, RankLook, Thread
 from orchestrator.core.events import Exit
 from orchestrator.core.facts.memory import KernelMessage

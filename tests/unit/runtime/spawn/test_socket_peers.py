@@ -18,8 +18,7 @@ import pytest
 from orchestrator.api.transport import wire
 from orchestrator.api.transport.endpoint import Endpoint, may_serve
 from orchestrator.runtime.forkserver.wire import SpawnRequest
-from orchestrator.runtime.spawn.client import ForkServerClient, start_fork_server
-from orchestrator.runtime.spawn.lifeline import ForkServerStartError
+from orchestrator.runtime.spawn.client import ForkServerClient, ForkServerStartError, start_fork_server
 from tests.support.users import OTHER, as_root, as_user
 
 VICTIM = 54321

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.checkpoint.storage.info import CheckpointInfo, CheckpointStatus
+from orchestrator.checkpoint.storage.directory import CheckpointInfo, CheckpointStatus
 from orchestrator.train.script.progress_reading import CheckpointFacts
 from orchestrator.train.script.saving import CheckpointReport, CheckpointWarning
 

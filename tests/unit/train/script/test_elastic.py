@@ -14,7 +14,7 @@ from orchestrator.train.script.elastic import BatchShare, NotElasticError, parse
 from orchestrator.train.script.environment import EnvironmentValueError, RankEnvironment, read_environment
 from orchestrator.train.script.training_context import Context
 from orchestrator.train.trainer.config.config import MultiGPUConfig
-from orchestrator.train.trainer.data.sampling import ShareSampler, step_share
+from orchestrator.train.trainer.data.loading import ShareSampler, step_share
 
 
 def shares(batch: int, ranks: int, per_pass: int | None = None) -> list[BatchShare]:

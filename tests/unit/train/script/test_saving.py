@@ -10,7 +10,7 @@ import torch
 
 from orchestrator.checkpoint import CheckpointRepository, UnsupportedStateError
 from orchestrator.checkpoint.repository.persister import SnapshotPersister, StoreSettings
-from orchestrator.checkpoint.storage.info import CheckpointStatus
+from orchestrator.checkpoint.storage.directory import CheckpointStatus
 from orchestrator.train.script.environment import read_environment
 from orchestrator.train.script.saving import CheckpointWarning
 from orchestrator.train.script.training_context import Context

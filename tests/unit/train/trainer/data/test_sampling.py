@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler
 
 from orchestrator.train.trainer.config.config import MultiGPUConfig
-from orchestrator.train.trainer.data.loading import Feed, build_feed
-from orchestrator.train.trainer.data.sampling import GlobalBatchSampler, SeededSamples
+from orchestrator.train.trainer.data.loading import Feed, GlobalBatchSampler, SeededSamples, build_feed
 from tests.unit.train.trainer.builders import a_dataset, alone
 
 

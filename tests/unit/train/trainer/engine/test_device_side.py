@@ -8,7 +8,7 @@ import torch
 from orchestrator.train.trainer.config.config import MultiGPUConfig
 from orchestrator.train.trainer.engine import step_clock as clock
 from orchestrator.train.trainer.engine.step_clock import EVERY, CudaClock, Part
-from orchestrator.train.trainer.engine.trainers import DistributedDataParallelTrainer
+from orchestrator.train.trainer.engine.trainer import DistributedDataParallelTrainer
 from orchestrator.train.trainer.measure.metrics import MetricsCollector
 from tests.unit.train.trainer.builders import a_model, alone, cross_entropy, equal, weights
 

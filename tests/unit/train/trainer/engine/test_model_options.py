@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from orchestrator.train.errors import ConfigError
 from orchestrator.train.trainer.config.config import MultiGPUConfig
 from orchestrator.train.trainer.engine.trainer import (
+    DistributedDataParallelTrainer,
     MixedPrecision,
     find_blocks,
     prepare_model,
     recompute_activations,
     resolve,
 )
-from orchestrator.train.trainer.engine.trainers import DistributedDataParallelTrainer
 from tests.unit.train.trainer.builders import a_model, alone, cross_entropy, sgd
 
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from orchestrator.train.trainer.config.config import MultiGPUConfig
 from orchestrator.train.trainer.config.rules import Surroundings, conflicts_with_place
 from orchestrator.train.trainer.data.loading import Feed, build_feed
 from orchestrator.train.trainer.engine.step_clock import BusyClock, CpuClock
-from orchestrator.train.trainer.engine.trainers import make_trainer
+from orchestrator.train.trainer.engine.trainer import make_trainer
 from orchestrator.train.trainer.loop.balance import MeasuredShares, new_portions
 from orchestrator.train.trainer.loop.training_state import restore_shared_state, shared_state
 from orchestrator.train.trainer.process_group import RankGroup

@@ -8,8 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from orchestrator.train.trainer.config.config import MultiGPUConfig
 from orchestrator.train.trainer.data.loading import Feed
-from orchestrator.train.trainer.engine.trainer import StepResult
-from orchestrator.train.trainer.engine.trainers import DistributedDataParallelTrainer
+from orchestrator.train.trainer.engine.trainer import DistributedDataParallelTrainer, StepResult
 from orchestrator.train.trainer.loop.training_state import EpochState, Progress, random_state
 from orchestrator.train.trainer.measure.metrics import EpochLoss
 from tests.unit.train.trainer.builders import a_model, alone, cross_entropy, sgd

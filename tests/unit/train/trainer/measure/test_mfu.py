@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from orchestrator.train.trainer.config.config import MultiGPUConfig
-from orchestrator.train.trainer.engine.trainers import DistributedDataParallelTrainer
-from orchestrator.train.trainer.measure.mfu import MfuMeter
+from orchestrator.train.trainer.engine.trainer import DistributedDataParallelTrainer
+from orchestrator.train.trainer.measure.metrics import MfuMeter
 from tests.unit.train.trainer.builders import a_model, alone, cross_entropy, sgd
 
 
