@@ -281,23 +281,6 @@ FILES = sorted(
 )
 
 
-def test_the_pattern_finds_such_lines() -> None:
-    for line in (
-        "pip install orch",
-        "pip install 'orch[top]'",
-        "pipx install --force orch",
-        "pip install --upgrade orch.",
-    ):
-        assert BARE.search(line), line
-    for line in (
-        "pip install dist/orchd-*.whl",
-        "pip install torch",
-        "install -m644 systemd/orch.sysusers /usr",
-        "pip install ./orch",
-    ):
-        assert not BARE.search(line), line
-
-
 def test_nothing_installs_the_bare_name() -> None:
     """On PyPI, `orch` is another project."""
     assert len(FILES) > 100

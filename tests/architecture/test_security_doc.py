@@ -32,7 +32,3 @@ def test_each_attack_has_tests_that_are_there(row: str) -> None:
     named = NAMED.findall(row)
     assert named, "name the test of this attack"
     assert [f"{path}::{name}" for path, name in named if name not in names_in(path)] == []
-
-
-def test_there_are_attacks() -> None:
-    assert len(ROWS) > 20

@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.support.trees import tree_of
 
 TESTS = Path(__file__).parents[1]
@@ -138,48 +136,3 @@ def test_an_assertion_on_a_page_waits() -> None:
         for line in hasty_assertions(test)
     }
     assert found == set(), "use expect(...) of playwright"
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("def f():\n assert page.url.endswith('#main')", [2]),
-        ("def f():\n assert [a.inner_text() for a in page.locator('a').all()] == []", [2]),
-        ("def f():\n expect(page).to_have_url('x')\n assert calls == []", []),
-    ],
-)
-def test_the_rule_sees_an_assertion_that_does_not_wait(text: str, found: list[int]) -> None:
-    assert list(hasty_assertions(tree_of(text))) == found
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("def f():\n monkeypatch.setattr(module, 'LIMIT_BYTES', 3)", [2]),
-        ("def f():\n monkeypatch.setattr('a.b._LIMIT', 3)", [2]),
-        ("def f():\n patch.object(module, 'LIMIT', 3)", [2]),
-        ("def f():\n module.LIMIT = 3", [2]),
-        ("def f():\n monkeypatch.setattr(module, 'take', fails)\n LIMIT = 3\n one.limit = LIMIT", []),
-    ],
-)
-def test_the_rule_sees_a_changed_constant(text: str, found: list[int]) -> None:
-    assert list(changed_constants(tree_of(text))) == found
-
-
-def test_the_rule_sees_a_constant_that_a_program_in_a_text_changes() -> None:
-    text = "SCRIPT = '''\nimport daemon\ndaemon.END_SECONDS = 1\n'''"
-    assert [list(changed_constants(program)) for program in programs(tree_of(text))] == [[], [3]]
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("def f():\n time.sleep(1)\n assert done", [2]),
-        ("def f():\n for n in range(9):\n  time.sleep(n)", [3]),
-        ("async def f():\n await asyncio.sleep(0)\n await asyncio.sleep(3600)", []),
-        ("def f():\n while not done():\n  time.sleep(0.01)", []),
-        ("def f():\n while not done():\n  def look():\n   time.sleep(1)", [4]),
-    ],
-)
-def test_the_rule_sees_a_sleep_for_luck(text: str, found: list[int]) -> None:
-    assert list(hopeful_sleeps(tree_of(text))) == found

@@ -8,6 +8,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from orchestrator.api.views import FindingView
 from tests.support.stack import Stack, wait_until
 
@@ -86,6 +88,7 @@ def test_stopped_and_deadlocked_ranks_are_found_and_pauses_are_not(stack: Stack,
     assert not {"no_step", "rank_stopped", "attempt_failed"} & set(kinds(stack, paused))
 
 
+@pytest.mark.rare
 def test_notify_tells_and_leaves_the_job_alone(stack: Stack, tmp_path: Path) -> None:
     job_id = submit(stack, tmp_path, "steps", "on_hang: notify")
     stack.wait_step(job_id, 20)
@@ -111,6 +114,7 @@ def test_notify_tells_and_leaves_the_job_alone(stack: Stack, tmp_path: Path) -> 
     assert (job.state, job.attempt) == ("SUCCEEDED", 1)
 
 
+@pytest.mark.rare
 def test_the_rank_that_the_others_wait_for_is_named(stack: Stack, tmp_path: Path) -> None:
     job_id = submit(stack, tmp_path, "slow")
     slow = wait_until("it is named", lambda: named(stack, job_id, "rank_slow"))
@@ -128,6 +132,7 @@ for step in range(1, 100_000):
 """
 
 
+@pytest.mark.rare
 def test_steps_that_are_only_printed_are_shown_and_their_hang_is_told(stack: Stack, tmp_path: Path) -> None:
     health = r"progress: {pattern: 'step (\d+)/(\d+)'}"
     job_id = stack.submit(SPEC.format(what="x", health=health), tmp_path / "prints", train=PRINTS)

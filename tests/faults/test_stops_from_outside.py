@@ -89,7 +89,10 @@ def stopped_at(ledger: Ledger, job_id: str) -> int:
     return max(line.step for line in ledger.lines(job_id) if line.what == "stopped")
 
 
-@pytest.mark.parametrize(("whom", "code"), [("one rank", 143), ("every rank", 0), ("ranks and keepers", 0)])
+@pytest.mark.parametrize(
+    ("whom", "code"),
+    [("one rank", 143), pytest.param("every rank", 0, marks=pytest.mark.rare), ("ranks and keepers", 0)],
+)
 def test_the_documented_loop_is_resumed_where_it_left(
     stack: Stack, ledger: Ledger, tmp_path: Path, dice: random.Random, code: int, whom: str
 ) -> None:
@@ -107,6 +110,7 @@ def test_the_documented_loop_is_resumed_where_it_left(
     ledger.check(job_id)
 
 
+@pytest.mark.rare
 def test_the_exit_record_says_why_a_rank_left_and_how_far_it_was(stack: Stack, ledger: Ledger, tmp_path: Path) -> None:
     job_id = submit(stack, ledger, tmp_path)
     (pid,) = ranks_at(ledger, job_id, 6)
@@ -125,6 +129,7 @@ def test_the_exit_record_says_why_a_rank_left_and_how_far_it_was(stack: Stack, l
     assert (second.ending.stop_seen_at, second.ending.last_step) == (None, STEPS)
 
 
+@pytest.mark.rare
 def test_a_rank_that_dies_of_it_is_resumed(stack: Stack, ledger: Ledger, tmp_path: Path, dice: random.Random) -> None:
     job_id = submit(stack, ledger, tmp_path, ranks=2, collective=True, asks=False)
     pids = ranks_at(ledger, job_id, 6, ranks=2)
@@ -164,6 +169,7 @@ def at_step(file: Path, step: int) -> int:
     return starts(file)[-1][0]
 
 
+@pytest.mark.rare
 def test_a_rank_that_is_killed_after_its_keeper_was_terminated_has_failed(
     stack: Stack, ledger: Ledger, tmp_path: Path
 ) -> None:
@@ -183,7 +189,9 @@ def test_a_rank_that_is_killed_after_its_keeper_was_terminated_has_failed(
     ledger.check(job_id)
 
 
-@pytest.mark.parametrize("style", ["0", "143", "1", "raise", "default"])
+@pytest.mark.parametrize(
+    "style", [*(pytest.param(style, marks=pytest.mark.rare) for style in ("0", "143", "1", "raise")), "default"]
+)
 def test_a_script_that_knows_nothing_of_orch_is_resumed(stack: Stack, tmp_path: Path, style: str) -> None:
     file = tmp_path / "step"
     job_id = stack.submit(plain(style, file), tmp_path / "work", train=PLAIN)
@@ -193,6 +201,7 @@ def test_a_script_that_knows_nothing_of_orch_is_resumed(stack: Stack, tmp_path: 
     assert [step > 0 for _, step in starts(file)] == [False, True]
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize("progress", [True, False])
 def test_a_script_that_had_printed_its_last_step_has_finished(stack: Stack, tmp_path: Path, *, progress: bool) -> None:
     file = tmp_path / "step"
@@ -208,6 +217,7 @@ def test_a_script_that_had_printed_its_last_step_has_finished(stack: Stack, tmp_
     assert (job.state, job.attempt) == ("SUCCEEDED", 1), job.failure
 
 
+@pytest.mark.rare
 def test_a_shell_script_whose_child_died_of_it_is_resumed(stack: Stack, tmp_path: Path) -> None:
     file = tmp_path / "step"
     (tmp_path / "work").mkdir()
@@ -222,6 +232,7 @@ def test_a_shell_script_whose_child_died_of_it_is_resumed(stack: Stack, tmp_path
     assert (failure["exit_code"], failure["code"]) == (143, "stopped_from_outside")
 
 
+@pytest.mark.rare
 def test_a_shell_script_that_ends_with_0_while_its_node_shuts_down_is_resumed(stack: Stack, tmp_path: Path) -> None:
     """orch cannot see a signal arrive in a program that the keeper executes, but the keeper gets the signal too."""
     file = tmp_path / "step"
@@ -295,6 +306,7 @@ def check_all(stack: Stack, ledger: Ledger, tmp_path: Path, jobs: list[str], fil
     ledger.check(*jobs)
 
 
+@pytest.mark.rare
 def test_everything_but_the_daemon_is_told_to_stop(breakable: Stack, ledger: Ledger, tmp_path: Path) -> None:
     stack = breakable
     jobs, files = started(stack, ledger, tmp_path, [{"stop_code": 143}, *KINDS[1:]], ("0", "default"))
@@ -304,6 +316,7 @@ def test_everything_but_the_daemon_is_told_to_stop(breakable: Stack, ledger: Led
     assert stack.daemon_pid() == daemon
 
 
+@pytest.mark.rare
 def test_the_machine_shuts_down_with_a_grace_of_some_seconds(breakable: Stack, ledger: Ledger, tmp_path: Path) -> None:
     stack = breakable
     jobs, files = started(stack, ledger, tmp_path, KINDS, ("default",))

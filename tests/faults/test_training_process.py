@@ -70,6 +70,7 @@ def test_each_class_of_failure_has_a_budget_of_its_own(stack: Stack, ledger: Led
     ledger.check(job.id)
 
 
+@pytest.mark.rare
 def test_a_crash_that_brings_no_checkpoint_is_not_repeated_for_ever(
     stack: Stack, ledger: Ledger, tmp_path: Path
 ) -> None:
@@ -84,6 +85,7 @@ def test_a_crash_that_brings_no_checkpoint_is_not_repeated_for_ever(
     ledger.check(job.id)
 
 
+@pytest.mark.rare
 def test_kills_at_random_moments_of_either_rank(
     stack: Stack, ledger: Ledger, tmp_path: Path, dice: random.Random
 ) -> None:

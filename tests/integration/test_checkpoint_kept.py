@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.stack import Stack, wait_until
 
 SCRIPT = """
@@ -57,6 +59,7 @@ def test_the_best_the_newest_and_no_others_of_an_explicit_interval_are_kept(stac
     assert {item["location"] for item in saved} == {"disk"}
 
 
+@pytest.mark.rare
 def test_every_save_of_the_trainers_own_frequency_is_on_storage(stack: Stack, tmp_path: Path) -> None:
     job_id = stack.submit(TRAINER_SPEC, tmp_path, train=TRAINER)
     stack.wait_state(job_id, "SUCCEEDED")
@@ -85,6 +88,7 @@ while not ctx.should_stop():
 """
 
 
+@pytest.mark.rare
 def test_what_is_only_in_memory_is_told_apart(stack: Stack, tmp_path: Path) -> None:
     job_id = stack.submit(TRAINER_SPEC, tmp_path, train=HELD)
 

@@ -57,6 +57,7 @@ def state(step: int) -> dict[str, object]:
     return {"weights": torch.full((1000,), float(step)), "step": step}
 
 
+@pytest.mark.rare
 def test_saved_listed_loaded_retained_and_damage_set_aside(s3: dict[str, str]) -> None:
     mine = store(s3, "plain", attempt=1, keep=2)
     for step in (1, 2, 3):
@@ -79,6 +80,7 @@ def test_saved_listed_loaded_retained_and_damage_set_aside(s3: dict[str, str]) -
     assert [(i.step, i.status.value) for i in again.list()] == [(3, "broken"), (2, "complete")]
 
 
+@pytest.mark.rare
 def test_a_writer_that_is_killed_leaves_a_good_one(s3: dict[str, str]) -> None:
     script = (
         "import sys, torch; from orchestrator.checkpoint.repository.repository import CheckpointRepository\n"
@@ -107,6 +109,7 @@ def test_a_writer_that_is_killed_leaves_a_good_one(s3: dict[str, str]) -> None:
     assert torch.equal(loaded.state["weights"], torch.full((500_000,), float(loaded.step)))
 
 
+@pytest.mark.rare
 def test_a_server_that_is_away_is_an_error_and_quarantines_nothing() -> None:
     gone = {**KEYS, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
     with pytest.raises(OSError, match="object store"):

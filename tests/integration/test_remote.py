@@ -105,6 +105,7 @@ def test_a_job_is_submitted_followed_and_fetched_over_tcp(
     assert laptop("status").returncode == 4, "there is no daemon of this home"
 
 
+@pytest.mark.rare
 def test_through_a_tunnel_to_the_socket_files_are_uploaded(
     stack: Stack, laptop: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:

@@ -101,6 +101,7 @@ def test_a_shell_on_a_terminal_and_its_end_with_a_killed_client(stack: Stack, jo
     os.close(ours)
 
 
+@pytest.mark.rare
 def test_a_signal_without_a_terminal_goes_to_the_command(stack: Stack, job: str) -> None:
     script = "trap 'echo caught; exit 9' INT; echo ready; while :; do sleep 0.05; done"
     with started(
@@ -143,6 +144,7 @@ def test_a_port_is_reached_from_here(stack: Stack, job: str) -> None:
         assert process.wait() == 143
 
 
+@pytest.mark.rare
 def test_a_port_where_nothing_listens_is_told(stack: Stack, job: str) -> None:
     from orchestrator.api.errors import RefusedError
 
@@ -185,6 +187,7 @@ def test_a_rank_at_a_breakpoint_is_told_of_and_attached_to(stack: Stack, tmp_pat
     assert stack.wait(job_id).state == "SUCCEEDED"
 
 
+@pytest.mark.rare
 def test_an_interactive_job_is_a_shell_until_it_exits_or_is_idle(stack: Stack, tmp_path: Path) -> None:
     line = ("run", "-i", "--gpu", "1", "--cpu", "0", "--idle-limit", "3s", "--name", "shell", "--", "sh")
     process, terminal = on_terminal(stack, *line, cwd=tmp_path)

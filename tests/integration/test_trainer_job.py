@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.support.stack import Stack, wait_until
 
@@ -86,6 +87,7 @@ def test_a_job_of_the_training_system(stack: Stack, tmp_path: Path) -> None:
     assert "only a running job can be traced" in over.stderr
 
 
+@pytest.mark.rare
 def test_a_job_without_the_training_system_cannot_be_traced(stack: Stack, tmp_path: Path) -> None:
     script = "import time\nfrom orchestrator.train import context\ncontext().report(step=1)\ntime.sleep(600)\n"
     spec = (
@@ -105,6 +107,7 @@ def test_a_job_without_the_training_system_cannot_be_traced(stack: Stack, tmp_pa
         stack.wait(job_id)
 
 
+@pytest.mark.rare
 def test_wrong_settings_are_refused_at_submission(stack: Stack, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "job.yaml").write_text(SPEC.replace("batch_size: 16", "batch_size: 0, batchsize: 3"))

@@ -61,6 +61,7 @@ def test_stopped_and_killed_and_gone_on_to_the_bit(tmp_path: Path, undisturbed: 
         assert torch.equal(value, undisturbed["state"][name]), name
 
 
+@pytest.mark.rare
 def test_an_error_of_one_rank_is_shown_once_by_rank_0_and_every_rank_ends(tmp_path: Path) -> None:
     """Rank 1 cannot read its first sample, while rank 0 waits in a collective."""
     (first, _, shown), (second, _, hidden) = run("resumable.py", tmp_path / "out.pt", "--fail", "data", cwd=tmp_path)
@@ -72,6 +73,7 @@ def test_an_error_of_one_rank_is_shown_once_by_rank_0_and_every_rank_ends(tmp_pa
     assert "Traceback" not in hidden
 
 
+@pytest.mark.rare
 def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
     """The rendezvous store exists, as under a launcher, but rank 1 does not."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

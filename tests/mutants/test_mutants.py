@@ -7,7 +7,6 @@ from collections import Counter
 
 import pytest
 
-from tests.mutants import __main__ as runner
 from tests.mutants.__main__ import LEAST_CAUGHT, NOT_CAUGHT, ROOT, known, mutated
 from tests.mutants.seeded import MUTANTS, TESTS, Mutant
 from tests.support.trees import tree_of
@@ -30,15 +29,3 @@ def test_nearly_all_that_were_tried_were_caught() -> None:
     caught = known()
     assert set(caught) <= {mutant.name for mutant in MUTANTS}
     assert sum(by != NOT_CAUGHT for by, _ in caught.values()) >= LEAST_CAUGHT * len(caught) > 0
-
-
-def test_a_text_that_is_not_there_is_told() -> None:
-    with pytest.raises(ValueError, match="0 times"):
-        mutated(Mutant("none", "daemon/loop.py", "no such text", ""), "text")
-
-
-def test_what_is_known_is_not_tried_again(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(runner, "copied", lambda place: place)
-    monkeypatch.setattr(runner, "known", lambda: {mutant.name: ("simulation", "seed 1") for mutant in MUTANTS})
-    assert runner.main([]) == 0
-    assert f"{len(MUTANTS)} of {len(MUTANTS)} caught, 0 not tried" in capsys.readouterr().out
