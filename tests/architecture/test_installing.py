@@ -182,7 +182,7 @@ def choose(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("name", ["python3", "python", "python3.11", "python3.12", "python3.13", "python3.14"])
+@pytest.mark.parametrize("name", ["python3", "python3.13"])
 def test_a_python_is_found_by_any_name(tmp_path: Path, name: str) -> None:
     fake_python(tmp_path / name)
     assert choose(tmp_path).stdout == f"{sys.executable}\n"
@@ -302,10 +302,12 @@ def test_orch_up_is_advised_only_where_a_daemon_can_be_started() -> None:
     """A client without the part `daemon` cannot follow that advice, also if a daemon elsewhere gives it."""
     found = set()
     for path in (ROOT / "orchestrator").rglob("*.py"):
-        tree = tree_of(path.read_text(encoding="utf-8"))
+        if "orch up" not in (text := path.read_text(encoding="utf-8")):
+            continue
+        tree = tree_of(text)
         told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
         for node in ast.walk(tree):
-            text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
-            if re.search(r"\borch up\b", text) and id(node) not in told:
+            value = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+            if re.search(r"\borch up\b", value) and id(node) not in told:
                 found.add(str(path.relative_to(ROOT / "orchestrator")))
     assert found == ON_ITS_MACHINE

@@ -145,12 +145,6 @@ def test_a_cell_without_a_run_has_its_error_in_json() -> None:
     assert (found["num_runs"], found["error"]) == (0, "rank 1: out of memory")
 
 
-def test_gpus_are_shown_where_they_tell() -> None:
-    use = GpuUse(utilization=0.5, power_watts=300.0, energy_joules=900.0)
-    text = render_report(subject(), [cell(1, [100.0] * 6, gpu=use)])
-    assert "| 50% | 300 | 3 |" in text
-
-
 def test_graphs_are_drawn(tmp_path: Any) -> None:
     pytest.importorskip("matplotlib")
     paths = write_plots([SINGLE, FASTER, cell(2, [1.0])], "medium", tmp_path)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.cli.commands.logs import LogOptions, Screen, show_logs
+from orchestrator.cli.commands.logs import LogOptions, show_logs
 from orchestrator.cli.console import Console
 from orchestrator.cli.session import Session
 from tests.support.stack import PATIENCE_SECONDS
@@ -187,27 +187,6 @@ def test_ctrl_c_ends_quietly(orch: Orch, served: ServedFake, job_id: str, monkey
 
 
 # -- views that are redrawn in place
-
-
-def draw(height: int, *views: list[str]) -> str:
-    stream = Terminal()
-    session = Session(environ={})
-    session.console = Console({"COLUMNS": "80"}, out=stream, err=stream)
-    session.console.height = height
-    screen = Screen(session)
-    for view in views:
-        screen.show(view)
-    return stream.text()
-
-
-def test_a_view_is_drawn_over_the_last_one() -> None:
-    assert draw(24, ["one", "two"], ["three"]) == "\r\x1b[Jone\ntwo\n\x1b[2A\r\x1b[Jthree\n"
-
-
-def test_a_view_is_never_taller_than_the_terminal() -> None:
-    text = draw(10, [f"line {i}" for i in range(50)])
-    assert text.count("\n") == 8
-    assert text.endswith("line 6\nand 43 more lines\n")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from orchestrator.core import events as ev
 from orchestrator.core.errors import CoreError
 from orchestrator.core.facts.codec import fact_from
-from orchestrator.core.goodput import MAX_MARKS, GoodputLedger, Phase
+from orchestrator.core.goodput import GoodputLedger, Phase
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.states import StopPurpose
 from tests.support.records import replace
@@ -224,17 +224,6 @@ def test_a_replay_of_the_events_rebuilds_the_account() -> None:
     for event in events:
         copy.event(event)
     assert copy.phases(30) == life.phases(30) == {"starting": 6, "productive": 34, "open": 10, "recovering": 10}
-
-
-def test_marks_are_bounded_and_stay_good_enough() -> None:
-    life = Life()
-    life.start(0, running_at=0)
-    for step in range(5000):
-        life.step(step, step * 0.1)
-    assert len(life.ledger._accounts[ID].marks) <= MAX_MARKS
-    life.checkpoint(2500, 500)
-    found = life.phases(500)
-    assert found["productive"] == pytest.approx(500, rel=0.01)
 
 
 @settings(max_examples=75, deadline=None)

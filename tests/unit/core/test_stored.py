@@ -37,13 +37,6 @@ def test_a_job_of_every_state_survives_its_json_form(state: JobState) -> None:
     assert job_from_dict(json.loads(json.dumps(job_to_dict(job)))) == job
 
 
-def test_every_event_class_is_in_the_table_and_in_the_strategies() -> None:
-    classes = {cls for cls in vars(ev).values() if isinstance(cls, type) and issubclass(cls, ev.Event)} - {ev.Event}
-    assert set(ev.EVENTS.values()) == classes
-    assert set(strategies.FACTS) | {ev.JobSubmitted} == classes
-    assert all(kind == cls.kind for kind, cls in ev.EVENTS.items())
-
-
 def test_the_columns_of_the_store_are_not_in_the_body() -> None:
     event = ev.JobResumed(job_id=ID, at=T0, by="ada", cause="c")
     assert event_body(event) == {"by": "ada"}

@@ -207,11 +207,6 @@ def test_an_open_address_wants_a_token_or_tls(host: str) -> None:
     HttpSettings(host=host, token="t").validate()
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.5", "::1", "localhost"])
-def test_loopback_needs_neither(host: str) -> None:
-    HttpSettings(host=host).validate()
-
-
 def test_half_of_a_tls_pair_is_refused() -> None:
     with pytest.raises(ValueError, match="both"):
         HttpSettings(tls_certificate=Path("c.pem")).validate()
@@ -264,20 +259,6 @@ def connection(make_reader: MakeReader) -> Iterator[http.client.HTTPConnection]:
 def address_of(running: GpuExporter) -> tuple[str, int]:
     address = urlsplit(running.url)
     return address.hostname or "", address.port or 0
-
-
-def ask(client: http.client.HTTPConnection, method: str, path: str) -> int:
-    client.request(method, path)
-    answer = client.getresponse()
-    answer.read()
-    return answer.status
-
-
-def test_there_are_two_paths_that_can_be_read(connection: http.client.HTTPConnection) -> None:
-    assert ask(connection, "GET", "/metrics") == 200
-    assert ask(connection, "GET", "/healthz") == 200
-    assert ask(connection, "GET", "/other") == 404
-    assert ask(connection, "DELETE", "/metrics") == 405
 
 
 def until_closed(plain: socket.socket) -> bytes:

@@ -108,14 +108,6 @@ def test_orders_put_the_biggest_first_and_the_unknown_last() -> None:
     assert [one.index for one in model.ordered(hot, Order.TEMPERATURE)] == [1, 0]
 
 
-def test_every_order_comes_round() -> None:
-    order, seen = Order.PLACE, []
-    for _ in Order:
-        seen.append(order)
-        order = order.next()
-    assert (set(seen), order) == (set(Order), Order.PLACE)
-
-
 def test_filters_take_every_word_anywhere() -> None:
     rows = [row(0), row(1, node="node2", vendor="amd"), row(2, holders=(GpuOwner(job_id="digits-k3f9q2", rank=0),))]
     assert [one.index for one in model.matching(rows, "NODE1 h100")] == [0, 2]
@@ -124,27 +116,6 @@ def test_filters_take_every_word_anywhere() -> None:
     assert [one.index for one in model.matching(rows, "gpu2")] == [2]
     assert model.matching(rows, "nothing") == []
     assert len(model.matching(rows, "  ")) == 3
-
-
-def test_graphs_and_bars() -> None:
-    assert model.graph([0.0, 0.01, 0.5, 1.0, None], 7) == "   ▁▄█ "
-    assert model.graph([1.0] * 50, 4) == "████"
-    assert model.graph([300.0, 600.0], 2, 600.0) == "▄█"
-    assert model.bar(0.5, 10) == "█████     "
-    assert model.bar(0.55, 10) == "█████▌    "
-    assert model.bar(None, 3) == "   "
-    assert model.bar(2.0, 3) == "███"
-
-
-def test_colours_follow_the_load() -> None:
-    assert [model.load_colour(share) for share in (None, 0.0, 0.3, 0.9)] == [
-        "bright_black",
-        "bright_black",
-        "yellow",
-        "green",
-    ]
-    assert [model.heat_colour(celsius) for celsius in (None, 50, 75, 90)] == ["green", "green", "yellow", "red"]
-    assert [model.fill_colour(share) for share in (None, 0.5, 0.9, 0.99)] == ["green", "green", "yellow", "red"]
 
 
 def test_the_headline_counts_what_matters() -> None:

@@ -71,7 +71,3 @@ def test_a_process_on_two_gpus_has_a_line_for_each_and_one_that_ended_has_one() 
     assert [line.gpu for line in lines if line.pid == mine] == [0, 1]
     gone = [line for line in lines if line.pid == 2**30]
     assert [(line.gpu, line.command, line.utilization) for line in gone] == [(0, "", None), (1, "", None)]
-
-
-def test_nothing_is_looked_at_without_need() -> None:
-    assert ProcessTree("node1").lines((row(0), row(1, processes=({"memory_bytes": 5},))), {}) == ()

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.spec.entrypoint import (
-    Entrypoint,
     EntrypointError,
     cold_start_variables,
     parse_entrypoint,
@@ -268,14 +267,6 @@ def test_the_words_are_those_that_a_shell_gives() -> None:
         env=dict(os.environ),
     )
     assert "\n".join(parse_entrypoint(f"python t.py {line}").args) + "|" == shell.stdout.rstrip("\n")
-
-
-def test_entry_points_are_values() -> None:
-    first = parse_entrypoint("python t.py a")
-    assert first == Entrypoint(
-        kind="script", python="python", python_options=(), target="t.py", args=("a",), argv=("python", "t.py", "a")
-    )
-    assert hash(first) == hash(parse_entrypoint("python  t.py  'a'"))
 
 
 def test_variables_that_matter_before_import_are_named_in_order() -> None:

@@ -154,33 +154,6 @@ def test_every_homes_socket_fits_into_the_kernels_limit(name: str) -> None:
     assert len(os.fsencode(Settings(home=Path("/home") / name).socket)) <= MAX_SOCKET_BYTES
 
 
-def test_every_name_lies_in_the_home() -> None:
-    home = Path("/h")
-    paths = Settings(home=home).paths
-    assert paths.socket == home / "run/orch.sock"
-    assert paths.store == home / "store.sqlite3"
-    assert paths.reserve == home / "reserve"
-    assert paths.blobs == home / "blobs"
-    assert paths.blob("ab" * 32) == home / "blobs/sha256/ab" / ("ab" * 32)
-    assert paths.run == home / "run"
-    assert paths.daemon_lock == home / "run/daemon.lock"
-    assert paths.daemon_state == home / "run/daemon.json"
-    assert paths.daemon_log == home / "run/daemon.log"
-    assert paths.token == home / "run/token"
-    assert paths.ray == home / "ray"
-    assert paths.jobs == home / "jobs"
-    job = home / "jobs/digits-k3f9q2"
-    assert paths.job("digits-k3f9q2") == job
-    assert paths.work("digits-k3f9q2") == job / "work"
-    assert paths.logs("digits-k3f9q2") == job / "logs"
-    assert paths.rank_log("digits-k3f9q2", 2, 7) == job / "logs/attempt-2/rank-7.log"
-    assert paths.checkpoints("digits-k3f9q2") == job / "checkpoints"
-    assert paths.exits("digits-k3f9q2") == job / "exits"
-    assert paths.exit_record("digits-k3f9q2", 2, 7) == job / "exits/attempt-2/rank-7.json"
-    assert paths.metrics("digits-k3f9q2") == job / "metrics.jsonl"
-    assert paths.secrets("digits-k3f9q2") == job / "secrets"
-
-
 @pytest.mark.parametrize("job_id", ["", "..", "a/b", "../../etc", "/etc", "A-b", "a\n", "a" * 101, "-a"])
 def test_no_id_leads_out_of_the_home(job_id: str) -> None:
     with pytest.raises(ValueError, match="not a job's id"):

@@ -146,12 +146,6 @@ def test_gpus_are_coloured_by_load_memory_or_job_and_say_so_in_words(shown: str,
     assert (lost.text, lost.trouble, lost.href) == ("lost", True, "/nodes/a?gpu=GPU-1")
 
 
-def test_a_gpu_without_values_has_no_colour() -> None:
-    rows = [row(utilization_ratio=None)]
-    ((_, (cell,)),) = gpus_by_node([NodeView(id="a", name="a", state="READY")], rows, "load")
-    assert (cell.text, cell.level) == ("–", None)
-
-
 def test_jobs_by_state_and_user(browser: Browser) -> None:
     browser.service.add("one", state="FAILED")
     browser.service.add("two", state="RUNNING", user="grace")

@@ -4,7 +4,6 @@ import errno
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 
@@ -250,15 +249,6 @@ def test_a_new_attempt_continues_with_the_same_persister(write, persist, root):
     assert [(info.attempt, info.step) for info in CheckpointRepository(root, attempt=3).list()] == [(2, 6), (1, 5)]
 
 
-def test_a_restarted_persister_does_not_mind_what_is_stored_already(write, persist, root):
-    write(5)
-    assert persist().poll()
-    again = persist()
-    again.poll()
-    assert again.flush(300)
-    assert stored(root) == [5]
-
-
 # Ranks with parts of their own
 
 
@@ -424,28 +414,6 @@ def test_real_ranks_persist_in_the_background_and_a_kill_costs_nothing_that_was_
     assert len(stored(root)) >= 4
 
 
-def test_the_background_thread_ends_with_close(write, persist, root):
-    one = persist()
-    one.start()
-    write(3)
-    until(lambda: root.exists() and stored(root) == [3])
-    one.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("persister-")]
-
-
-def test_the_persister_needs_neither_torch_nor_numpy(folder, root, write):
-    write(4)
-    code = f"""
-import sys
-from orchestrator.checkpoint.repository.persister import SnapshotPersister, StoreSettings
-one = SnapshotPersister({str(folder)!r}, rank=0, settings=StoreSettings(root={str(root)!r}))
-assert one.flush(300)
-assert not {{"torch", "numpy", "ray"}} & set(sys.modules), "too much was imported"
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_SECONDS)
-    assert stored(root) == [4]
-
-
 def wanted_writer(folder, **options):
     return SnapshotWriter(
         folder, **{"rank": 0, "world_size": 1, "attempt": 1, "job_id": "j", "token": "run1", **options}
@@ -519,14 +487,6 @@ def test_training_goes_on_while_storage_fails_and_tells_what_was_left_out(persis
     assert one.flush(300)
     writer.close()
     assert stored(root) == [7, 6, 5]
-
-
-def test_without_a_persister_no_save_waits(folder):
-    writer = wanted_writer(folder)
-    for step in range(1, 8):
-        writer.save({"state": state(step)}, step=step, gang=False, wanted=True)
-    writer.close()
-    assert writer.slots.left_out == []
 
 
 def test_the_best_scores_reach_storage_though_newer_saves_follow_at_once(persist, folder, root):

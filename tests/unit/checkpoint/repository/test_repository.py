@@ -147,15 +147,6 @@ def test_a_checkpoint_under_another_name_is_refused(root):
     assert "manifest is that of step 1, attempt 1" in store.quarantined[0]
 
 
-def test_one_that_several_set_aside_is_numbered(root):
-    for _ in range(3):
-        store = CheckpointRepository(root, attempt=1)
-        info = store.save({"n": 1}, step=1)
-        os.unlink(os.path.join(info.path, "state.json"))
-        assert store.load_latest() is None
-    assert names(root) == [f"step-000000000001-a1.broken{suffix}" for suffix in ("", "-2", "-3")]
-
-
 # Retention
 
 
@@ -202,11 +193,6 @@ def test_broken_ones_do_not_fill_the_disk(root):
 def test_senseless_retention_is_refused(root, options, message):
     with pytest.raises(ValueError, match=message):
         CheckpointRepository(root, attempt=1, **options)
-
-
-def test_a_rank_outside_its_world_is_refused(root):
-    with pytest.raises(ValueError, match="rank 2 is not one of 2"):
-        CheckpointRepository(root, attempt=1, rank=2, world_size=2)
 
 
 # Attempts

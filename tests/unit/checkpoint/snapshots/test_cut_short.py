@@ -75,31 +75,3 @@ def test_a_slot_that_is_cut_short_while_it_is_read_is_an_error(saved: Path) -> N
     os.truncate(path, HEADER_BYTES)
     with pytest.raises(CorruptCheckpointError, match="was cut short while it was read"):
         next(pieces)
-
-
-@pytest.mark.parametrize("size", [0, 1, 4096, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES + 77])
-def test_pieces_are_the_bytes_of_the_slot(saved: Path, size: int) -> None:
-    path = min(saved.glob("*.snap"))
-    content = os.urandom(size)
-    with path.open("r+b") as file:
-        file.seek(HEADER_BYTES)
-        file.write(content)
-    slot = SnapshotSlot.open(path)
-    assert slot is not None
-    assert b"".join(bytes(piece) for piece in slot.pieces(HEADER_BYTES, size)) == content
-
-
-@pytest.mark.parametrize("kind", ["fifo", "directory", "link", "socket", "empty"])
-def test_what_is_no_slot_is_none(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "rank-00000.0.snap"
-    if kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "directory":
-        path.mkdir()
-    elif kind == "link":
-        path.symlink_to("/dev/zero")
-    elif kind == "socket":
-        os.mknod(path, 0o140600)
-    else:
-        path.touch()
-    assert SnapshotDirectory(tmp_path).slots(0) == []

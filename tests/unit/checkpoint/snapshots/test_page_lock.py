@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from orchestrator.checkpoint.snapshots.file import SnapshotSlot
-from orchestrator.checkpoint.snapshots.writer import PageLocks, cuda_driver
+from orchestrator.checkpoint.snapshots.writer import PageLocks
 
 SIZE = 1 << 16
 
@@ -58,17 +58,3 @@ def test_a_slot_that_goes_is_unlocked_first(tmp_path: Path) -> None:
     gc.collect()
     assert driver.locked == {}
     assert len(memory) == SIZE
-
-
-def test_a_driver_that_refuses_is_not_asked_again(slot: SnapshotSlot) -> None:
-    driver = Driver(works=False)
-    locks = PageLocks(lambda: driver)
-    locks.lock(slot)
-    locks.lock(slot)
-    assert driver.asked == 1
-
-
-def test_without_a_driver_nothing_is_locked(slot: SnapshotSlot) -> None:
-    PageLocks(lambda: None).lock(slot)
-    if not torch.cuda.is_available():
-        assert cuda_driver() is None

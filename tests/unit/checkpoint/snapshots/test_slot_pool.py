@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.checkpoint.format.layout import Version
-from orchestrator.checkpoint.snapshots.file import HEADER_BYTES, SLOTS, SnapshotDirectory, SnapshotSlot, identity
+from orchestrator.checkpoint.snapshots.file import HEADER_BYTES, SnapshotDirectory, SnapshotSlot, identity
 from orchestrator.checkpoint.snapshots.writer import SlotPool
 
 SIZE = HEADER_BYTES + 4096
@@ -48,28 +48,6 @@ def test_a_held_snapshot_is_not_overwritten(directory: SnapshotDirectory) -> Non
     put(pool, 1, 2)
     directory.hold().set(word(1))
     assert pool.choose(None) == 2
-    pool.close()
-
-
-def test_slots_of_an_earlier_process_are_found(directory: SnapshotDirectory) -> None:
-    first = SlotPool(directory, 0)
-    put(first, 0, 1)
-    first.close()
-    pool = SlotPool(directory, 0)
-    assert pool.holds(word(1))
-    assert not pool.holds(word(2))
-    assert pool.memory_bytes == SLOTS * SIZE
-    assert not SlotPool(directory, 1).holds(word(1)), "of another rank"
-    pool.close()
-
-
-def test_a_slot_is_made_anew_when_it_is_too_small_or_far_too_large(directory: SnapshotDirectory) -> None:
-    pool = SlotPool(directory, 0)
-    slot = pool.of_size(0, SIZE)
-    assert pool.of_size(0, SIZE - 100) is slot
-    larger = pool.of_size(0, 3 * SIZE)
-    assert len(larger.memory) == 3 * SIZE
-    assert len(pool.of_size(0, SIZE).memory) == SIZE
     pool.close()
 
 

@@ -97,12 +97,6 @@ def test_states_may_change_their_size_and_structure(folder, write):
         assert repr(loaded.state) == repr(value)
 
 
-def test_large_states_are_loaded_from_large_pages_unharmed(folder, write):
-    big = torch.arange(2_000_000, dtype=torch.float32)
-    write().save({"state": {"big": big}}, step=1, gang=False)
-    assert torch.equal(SnapshotReader(folder, job_id="j").load(Version(attempt=1, step=1), 0, 1).state["big"], big)
-
-
 def test_a_step_that_is_there_is_not_taken_again(folder, write):
     writer = write()
     writer.save({"state": state(5)}, step=5, gang=False)
@@ -210,25 +204,6 @@ def test_held_is_the_first_from_the_word_on_of_the_same_attempt(steps, word, exp
     )
     assert version_of(found) == (None if expected is None else Version(attempt=1, step=expected))
     assert held([0, identity(Version(attempt=1, step=1))], 0) == 0
-
-
-def test_identities_order_as_versions_do_and_have_their_limits():
-    versions = [Version(attempt=attempt, step=step) for attempt in (0, 1, 2) for step in (0, 1, 2**40 - 1)]
-    words = [identity(version) for version in versions]
-    assert words == sorted(words)
-    assert 0 not in words
-    assert [version_of(word) for word in words] == versions
-    for version in (Version(attempt=1, step=2**40), Version(attempt=2**23 + 1, step=1)):
-        with pytest.raises(SnapshotUnavailableError, match="too large"):
-            identity(version)
-
-
-def test_the_hold_word_is_shared(tmp_path):
-    first, second = SnapshotDirectory(tmp_path / "a").hold(), SnapshotDirectory(tmp_path / "a").hold()
-    first.set(2**63 + 5)
-    assert second.get() == 2**63 + 5
-    first.close()
-    second.close()
 
 
 # Failures of shared memory

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.checkpoint.snapshots.file import HEADER_BYTES, SnapshotDirectory
+from orchestrator.checkpoint.snapshots.file import SnapshotDirectory
 from orchestrator.checkpoint.snapshots.writer import SlotPool, StateLayout
 
 
@@ -24,36 +22,6 @@ def slots(tmp_path: Path) -> Iterator[SlotPool]:
 
 def state(step: int, *, size: int = 1000, note: str = "") -> dict[str, Any]:
     return {"step": step, "weight": torch.full((size,), float(step)), "note": note}
-
-
-def test_parts_lie_behind_one_another_and_the_slot_has_room_for_all(slots: SlotPool) -> None:
-    layout = StateLayout()
-    layout.update({"state": state(1), "rank-00000": state(2)})
-    first, second = layout.regions()
-    assert (first.name, second.name) == ("state", "rank-00000")
-    assert HEADER_BYTES <= first.tree_at < first.tree_at + first.tree_bytes <= first.image_at
-    assert first.image_at + first.image_bytes <= second.tree_at
-    assert len(layout.copier(0, slots).slot.memory) >= second.image_at + second.image_bytes
-    layout.close()
-
-
-def test_an_empty_state_has_a_slot_of_the_header_alone(slots: SlotPool) -> None:
-    layout = StateLayout()
-    layout.update({})
-    assert (layout.regions(), len(layout.copier(0, slots).slot.memory)) == ((), HEADER_BYTES)
-
-
-def test_the_copiers_stay_while_the_structure_does(slots: SlotPool) -> None:
-    layout = StateLayout()
-    layout.update({"state": state(1)})
-    copier = layout.copier(0, slots)
-    (before,) = layout.regions()
-    layout.update({"state": state(1, note="longer")})
-    assert layout.copier(0, slots) is copier
-    (after,) = layout.regions()
-    assert (after.tree_at, after.image_at) == (before.tree_at, before.image_at)
-    assert after.tree_bytes == before.tree_bytes + len("longer")
-    layout.close()
 
 
 def test_a_copy_has_the_content_of_every_source_when_it_returns(slots: SlotPool) -> None:
@@ -101,13 +69,3 @@ def test_a_tensor_of_another_type_in_as_many_stored_bytes_is_laid_out_anew(slots
     assert other.numpy().tobytes() in bytes(copier.slot.memory[region.image_at : region.image_at + region.image_bytes])
     assert b"[2,1]" in copier.plans["state"].tree
     layout.close()
-
-
-def test_a_forgotten_state_is_not_kept_alive() -> None:
-    layout, tensor = StateLayout(), torch.zeros(1000)
-    alive = weakref.ref(tensor)
-    layout.update({"state": {"weight": tensor}})
-    layout.forget()
-    del tensor
-    gc.collect()
-    assert alive() is None

@@ -84,10 +84,6 @@ def test_a_job_with_auto_says_what_was_advised_and_why(auto: Any, said: str) -> 
     assert line.split(maxsplit=1)[1] == said
 
 
-def test_a_job_with_a_number_has_no_advice() -> None:
-    assert "advice" not in "\n".join(detail_lines(console(), job(), NOW))
-
-
 def test_a_line_says_it_all() -> None:
     head, line = job_lines(console(), [job(progress=PROGRESS, restarts=1)], NOW)
     assert head.split() == ["JOB", "STATE", "PROGRESS", "RESTARTS", "GPUS", "AGE", "REASON"]
@@ -276,21 +272,6 @@ def test_a_failed_job_shows_the_end_of_its_log_and_what_to_do() -> None:
     assert facts(lines)["ended"].endswith("after 4m50s, exit code 137")
 
 
-def test_the_training_system_s_speed_has_a_line_of_its_own() -> None:
-    told = {"loss": 1.0, "samples_per_second": 1234.5, "tokens_per_second": 98765.0, "joules_per_sample": 0.25}
-    found = facts(detail_lines(console(), full_job(progress=ProgressView(metrics=told)), NOW))
-    assert found["speed"] == "1234 samples/s  98765 tokens/s  0.25 J/sample  MFU unknown"
-    assert found["metrics"] == "loss 1"
-    known = facts(detail_lines(console(), full_job(progress=ProgressView(metrics={**told, "mfu": 0.4321})), NOW))
-    assert known["speed"].endswith("MFU 43.2 %")
-
-
-def test_a_metric_that_counts_bytes_is_told_as_a_size() -> None:
-    told = {"memory_reserved_bytes": 1e10, "loss": 0.25, "grad": float("inf"), "steps": 12345.0}
-    found = facts(detail_lines(console(), full_job(progress=ProgressView(metrics=told)), NOW))
-    assert found["metrics"] == "memory_reserved_bytes 9.3 GiB  loss 0.25  grad inf  steps 12345"
-
-
 def test_many_metrics_and_ranks_are_counted_not_spilled() -> None:
     many = full_job(
         progress=ProgressView(metrics={f"m{i}": 1.0 for i in range(30)}),
@@ -299,12 +280,6 @@ def test_many_metrics_and_ranks_are_counted_not_spilled() -> None:
     text = "\n".join(detail_lines(console(), many, NOW))
     assert "and 18 more" in text
     assert "and 24 more; --json has them all" in text
-
-
-def test_a_fresh_job_has_few_lines() -> None:
-    lines = detail_lines(console(), job(state="PENDING", num_workers=1, resources={}), NOW)
-    assert set(facts(lines)) == {"ranks", "queue", "submitted"}
-    assert facts(lines)["ranks"] == "1 rank"
 
 
 def test_a_plan() -> None:

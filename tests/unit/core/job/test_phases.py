@@ -24,7 +24,6 @@ from tests.unit.core.builders import (
     failed,
     failure,
     gone,
-    in_state,
     lost,
     pending,
     released,
@@ -150,13 +149,6 @@ def test_the_properties_of_a_job_agree_with_its_phase(job: Job) -> None:
     if job.succeeded:
         assert job.attempts[-1].state is AttemptState.SUCCEEDED
         assert not job.attempt_live
-
-
-@pytest.mark.parametrize("state", JobState)
-def test_a_change_of_stored_values_alone_keeps_the_job(state: JobState) -> None:
-    job = in_state(state)
-    assert changed(job) == job
-    assert changed(job, priority=99).priority == 99
 
 
 def test_a_phase_and_its_attempt_belong_together() -> None:

@@ -13,8 +13,8 @@ from orchestrator.core.lifecycle.advance import advance
 from orchestrator.core.scheduler.preemption import Reclaim
 from orchestrator.core.scheduler.queues import QueueTree, Sharing
 from orchestrator.core.scheduler.scheduler import Commands, State, decide, shares_of, waiting_order
-from orchestrator.core.scheduler.shares import Accounts, Shares, fair_shares
-from orchestrator.core.scheduler.use import Account, Amounts, PastUse, Used, UseHistory, capacity_of
+from orchestrator.core.scheduler.shares import fair_shares
+from orchestrator.core.scheduler.use import Account, Amounts, PastUse, Used, UseHistory
 from orchestrator.core.simulation import Simulation, TraceJob
 from orchestrator.core.states import StopPurpose
 from orchestrator.spec.model import ElasticWorkers
@@ -349,26 +349,6 @@ def test_the_history_is_rebuilt_from_records() -> None:
     history.remember([held])
     assert history.view().used == {}, "what is held is in the record"
     assert history.view().started == {("default", "ada", 50): held.attempts[0].started_at}
-
-
-def test_accounts_that_are_kept_are_those_of_a_new_count() -> None:
-    sharing, now = Sharing(half_life=500.0), T0 + 700.0
-    first, second = runs("first", 2), running(waits("second", 1, 3), nodes=("a",) * 3, at=T0 + 600)
-    kept = Accounts([], 500.0, T0)
-    for job, sign in ((first, 1), (second, 1), (first, -1), (first, 1)):
-        kept.count(job, sign)
-    anew = Accounts([first, second], 500.0, now)
-    shares = [Shares(sharing, PastUse(), each, capacity_of(NODES), now) for each in (kept, anew)]
-    assert shares[0].user_share("", "ada") == shares[1].user_share("", "ada") > 5 / 8
-    shares[0].started(second, 3)
-    assert shares[0].user_share("", "ada") == shares[1].user_share("", "ada") + 3 / 8
-    assert not kept.outdated(500.0, now)
-    assert kept.outdated(400.0, now)
-    assert kept.outdated(500.0, T0 + 500.0 * 101), "after a hundred half-lives it starts a new sum"
-    kept.count(first, -1)
-    kept.count(second, -1)
-    assert kept.held == {}
-    assert Used(T0 + 700, Amounts(gpus=2, cpus=2)).by(T0 + 1200, 500.0).gpus == 1.0
 
 
 def test_a_queue_that_is_not_configured_counts_as_one_of_weight_one() -> None:

@@ -69,10 +69,6 @@ def test_the_one_that_loses_least_is_preempted() -> None:
     assert times(play(*trace))[0] == (0, 0, 122)  # at 32 the first job loses 2 seconds, the second 4
 
 
-def test_an_empty_trace_has_figures() -> None:
-    assert figures_of(play()).jobs == 0
-
-
 def test_the_figures() -> None:
     figures = figures_of(play(job(0, 100, 8, user="ada"), job(0, 100, 8, user="bob")))
     assert figures.completion == Spread(mean=150, median=100, p99=200)

@@ -73,14 +73,6 @@ def test_a_line_without_optional_values_is_read_back(path: Path) -> None:
     assert metrics_file.newest(path) == (1, 3, report(3, T0))
 
 
-def test_a_line_of_an_earlier_version_is_read(path: Path) -> None:
-    line = {"at": T0, "attempt": 1, "step": 7, "total_steps": None, "epoch": None, "phase": "", "samples": None}
-    path.write_text(json.dumps({**line, "tokens": None, "step_seconds": 0.1, "metrics": {"loss": 1.0}}) + "\n")
-    found = metrics_file.newest(path)
-    assert found is not None
-    assert (found[1], found[2].step, found[2].metrics) == (7, 7, {"loss": 1.0})
-
-
 def test_only_the_end_of_a_long_file_is_read(path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(100 * 1024 * 1024)

@@ -84,12 +84,6 @@ def test_a_stop_is_shown_in_the_words_of_the_jobs_reason() -> None:
         assert shown.summary == f"{said}; its processes have time to save"
 
 
-def test_every_rank_shows_its_own_time() -> None:
-    shown = view(snapshot(0.4), snapshot(0.8))
-    assert [(rank.step_seconds, rank.own_seconds) for rank in shown.gpus] == [(1.0, 0.4), (1.0, 0.8)]
-    assert JobView.from_json(shown.to_json()) == shown
-
-
 def test_on_real_gpus_processor_time_is_no_rank_s_own() -> None:
     job = running()
     real = changed(job, seats=tuple(replace(seat, gpu_uuids=(f"GPU-{seat.rank}",)) for seat in job.seats))

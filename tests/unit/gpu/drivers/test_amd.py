@@ -125,10 +125,6 @@ def test_several_cards_in_the_order_of_their_slots(tmp_path: Path) -> None:
     assert [info.ordinal for info in infos] == [0, 1, 2]
 
 
-def test_no_cards_no_gpus(tmp_path: Path) -> None:
-    assert open_amd(tmp_path, "n") == []
-
-
 def test_metrics_tables_of_unknown_versions_are_left_alone() -> None:
     assert parse_metrics(None) is None
     assert parse_metrics(b"") is None

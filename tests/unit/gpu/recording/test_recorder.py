@@ -262,12 +262,6 @@ def test_a_json_recording_is_valid_at_every_moment(nvml: FakeNvml, tmp_path: Pat
     assert json.loads(single.read_bytes())[0]["gpu_name"] == "NVIDIA H100 80GB HBM3"
 
 
-def test_one_gpu_has_no_multi_gpu_file(make_reader: MakeReader, tmp_path: Path) -> None:
-    with Recorder([make_reader("GPU-a")], options(tmp_path, rate=50.0)) as running:
-        wait_for(lambda: running.stats.lateness.count > 3, "a few readings")
-    assert [path.name for path in tmp_path.iterdir()] == ["gpu_stats_lenet5_20260115_103000.json"]
-
-
 def test_a_hanging_gpu_leaves_its_cells_empty_and_the_others_rows_on_time(
     make_reader: MakeReader, tmp_path: Path
 ) -> None:
@@ -375,13 +369,6 @@ def test_achieved_and_distinct_rates_are_told_apart(nvml: FakeNvml, tmp_path: Pa
     assert "new power values/s" in text
     assert "J by the counter" in text
     assert result["missed_ticks"] == running.stats.missed
-
-
-def test_the_rate_of_new_values_is_counted_apart_from_the_rate_of_readings() -> None:
-    stats = GpuStats(gpu_info())
-    for tick in range(101):
-        stats.add(sample(at=tick / 100, power_watts=300.0 + tick // 5, fresh=tick % 5 == 0))
-    assert (stats.rate, stats.fresh_rate) == (pytest.approx(100.0), pytest.approx(20.0))
 
 
 def test_energy_by_the_counter_beside_the_integral_of_power() -> None:

@@ -16,7 +16,6 @@ from orchestrator.train.script import progress as layout
 from orchestrator.train.script.progress import ProgressPageError
 from orchestrator.train.script.progress_reading import CheckpointFacts, ProgressSnapshot
 from tests.support.pages import BothSides
-from tests.support.work import calls, calls_of_c
 
 HAMMER = """
 import sys
@@ -320,13 +319,3 @@ def test_threads_may_report_at_once(page, rank):
     for thread in threads:
         thread.join()
     assert page.read().metrics == {f"t{n}": 199.0 for n in range(4)}
-
-
-def test_a_report_is_a_few_calls_and_asks_nothing_of_the_system(rank):
-    def report():
-        for step in range(500):
-            rank.write(step=step, total_steps=500, metrics={"loss": 0.5})
-
-    report()
-    assert calls(report) < 500 * 30
-    assert not {name for name in calls_of_c(report) if name.startswith(("posix.", "_io.", "_socket.", "fcntl."))}

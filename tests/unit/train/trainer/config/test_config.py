@@ -402,13 +402,6 @@ def test_words_of_a_command_line_are_taken(arguments: list[str], name: str, valu
     assert getattr(MultiGPUConfig.from_args(arguments, max_grad_norm=2.0), name) == value
 
 
-def test_what_an_earlier_version_accepted_in_quotation_marks_is_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stored job's ranks are given its settings as they were accepted."""
-    monkeypatch.setenv(TRAINER_VARIABLE, json.dumps({"batch_size": "8", "sync_bn": "yes", "device_ids": "0,1"}))
-    config = MultiGPUConfig.from_job()
-    assert (config.batch_size, config.sync_bn, config.device_ids) == (8, True, (0, 1))
-
-
 def test_a_configuration_is_read_without_pydantic() -> None:
     """A rank that starts again imports what it needs, and no more."""
     script = (
