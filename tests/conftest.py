@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -41,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     A shell that starts pytest in the background makes it ignore SIGINT, and every script that a test starts as well.
     """
     signals.guard()
+    gc.disable()  # collection makes a million objects that stay: looking through them again and again takes seconds
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get("CI") and not config.pluginmanager.hasplugin("randomly"):
@@ -55,6 +57,12 @@ def _say(config: pytest.Config, line: str) -> None:
     if reporter is not None:
         reporter.write_line(line)
         reporter.flush()
+
+
+def pytest_collection_finish() -> None:
+    """Leave what collection has made out of every later garbage collection."""
+    gc.enable()
+    gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)
