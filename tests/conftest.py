@@ -23,7 +23,7 @@ from tests.support.stack import Stack
 
 # Property tests search at random on developers' machines, and repeat the same cases in CI, where a finding would block an unrelated
 # change. No test has a deadline: a busy machine is not a fault of the code.
-settings.register_profile("people", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("people", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("people"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "people")
 

@@ -70,6 +70,7 @@ class Quiet(SimpleHTTPRequestHandler):
         return
 
 
+@pytest.mark.rare
 def test_an_index_without_local_versions_has_everything_that_the_pins_name(tmp_path: Path) -> None:
     """For the first release of this Python, too: Debian 12 has 3.11.2, and some packages need a later one."""
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")

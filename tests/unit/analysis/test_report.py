@@ -74,7 +74,7 @@ def test_a_report_of_several_runs_has_pictures_of_all_together(tmp_path: Path) -
     assert report.missing == []
 
 
-@pytest.mark.parametrize("count", [1, 9])
+@pytest.mark.parametrize("count", [1, pytest.param(9, marks=pytest.mark.rare)])
 def test_any_number_of_gpus_has_pictures(tmp_path: Path, count: int) -> None:
     gpus = [gpu(i, 20, utilization=0.9, power=200.0 + i, memory=1000.0 + i, temperature=60.0) for i in range(count)]
     report = write_report([run(*gpus)], tmp_path)

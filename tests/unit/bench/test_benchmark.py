@@ -56,6 +56,7 @@ def test_a_model_of_ones_own_is_compared_and_everything_written(orch: Any, tmp_p
     assert len(json.loads(logged.read_text())["ranks"][1]["step_seconds"]) == 2
 
 
+@pytest.mark.rare
 def test_a_configuration_that_fails_is_reported_and_the_others_go_on(orch: Any, tmp_path: Path) -> None:
     """The second rank exits in every run, and the first would wait for it for ever."""
     script = tmp_path / "net.py"

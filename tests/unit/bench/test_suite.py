@@ -163,6 +163,7 @@ def test_what_the_suite_has_no_use_for_is_refused(name: str, changes: dict[str, 
         check_suite(name, BenchRequest(**{"batch_sizes": (32,), **changes}))
 
 
+@pytest.mark.rare
 def test_a_tiny_suite_on_processors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -226,7 +226,7 @@ def test_a_replay_of_the_events_rebuilds_the_account() -> None:
     assert copy.phases(30) == life.phases(30) == {"starting": 6, "productive": 34, "open": 10, "recovering": 10}
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_phases_add_up_and_never_shrink_whatever_happens(data: st.DataObject) -> None:
     """Random histories with readings in between and reports out of order are compared with a separate stopwatch."""
@@ -261,7 +261,7 @@ def test_phases_add_up_and_never_shrink_whatever_happens(data: st.DataObject) ->
         assert reading.held == pytest.approx(stopwatch, rel=1e-6, abs=1e-3)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0.1, 100), st.booleans(), st.booleans()), min_size=1, max_size=12),
     st.floats(0, 0.4),

@@ -15,7 +15,7 @@ from tests.unit.core import strategies
 from tests.unit.core.builders import ID, T0, in_state
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(strategies.all_events)
 def test_every_event_survives_its_json_form(event: ev.Event) -> None:
     body = json.loads(json.dumps(event_body(event)))

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.stack import PATIENCE_SECONDS
+
 SCRIPT = """
 import asyncio, os, sys
 from orchestrator.api.launch import ServeOptions
@@ -27,8 +29,7 @@ def parts(*args):
     async def start():
         made.background.spawn(deaf())
         await asyncio.sleep(0)
-        if sys.argv[1] == "fails":
-            made.background.failure = ValueError("what it died of")
+        made.background.failure = ValueError("what it died of")
         made.daemon.stop()
 
     made.daemon.start, made.background._end_seconds = start, 0.2
@@ -39,25 +40,17 @@ sys.exit(serve.serve(Settings.from_environ(os.environ), ServeOptions(read_listen
 """
 
 
-def end_of_a_daemon(home: Path, how: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", SCRIPT, how],
+def test_it_is_named_and_left_behind_and_what_the_daemon_died_of_is_told(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
         env={**os.environ, "ORCH_HOME": str(home)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
-
-
-def test_it_is_named_and_left_behind(tmp_path: Path) -> None:
-    done = end_of_a_daemon(tmp_path / "home", "ends")
-    assert done.returncode == 0, done.stderr
-    assert "daemon.task_does_not_end" in done.stderr
-    assert not (tmp_path / "home/run/orch.sock").exists()
-
-
-def test_what_the_daemon_died_of_is_still_told(tmp_path: Path) -> None:
-    done = end_of_a_daemon(tmp_path / "home", "fails")
     assert done.returncode == 1
+    assert "daemon.task_does_not_end" in done.stderr
     assert "ValueError: what it died of" in done.stderr
+    assert not (home / "run/orch.sock").exists()

@@ -67,8 +67,7 @@ def shot(shown: Frame, size: tuple[int, int], keys: tuple[str, ...] = ()) -> lis
     return seen
 
 
-@pytest.mark.parametrize("width", [80, 120, 160])
-@pytest.mark.parametrize("gpus", [2, 8, 16])
+@pytest.mark.parametrize(("width", "gpus"), [(80, 16), (120, 2), (160, 8)])
 def test_load_job_and_state_are_never_cut(width: int, gpus: int) -> None:
     lines = shot(busy_frame(gpus), (width, 60))
     for index in range(gpus):

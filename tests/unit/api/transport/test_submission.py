@@ -127,9 +127,9 @@ def test_a_lost_answer_to_several_submissions_makes_none_twice(served: ServedFak
 
 def test_submissions_are_sent_in_as_many_requests_as_their_size_needs(client: Client, served: ServedFake) -> None:
     large = JOB + "#" * (MAX_YAML_BYTES - len(JOB))
-    replies = client.submit_together([large] * 5 + [JOB] * MAX_TOGETHER)
+    replies = client.submit_together([large] * 2 + [JOB] * MAX_TOGETHER)
     assert all(isinstance(reply, SubmitReply) and reply.created for reply in replies)
-    assert len(served.do(lambda service: service.requests)) == 5 + MAX_TOGETHER
+    assert len(served.do(lambda service: service.requests)) == 2 + MAX_TOGETHER
 
 
 def test_an_answer_that_lacks_submissions_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:

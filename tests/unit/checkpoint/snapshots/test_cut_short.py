@@ -44,8 +44,10 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "snapshots"
 
 
-@pytest.mark.parametrize("size", [0, 70, 200, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 5000])
-@pytest.mark.parametrize("names", ["*.snap", "*.store", "hold"])
+@pytest.mark.parametrize(
+    ("names", "size"),
+    [("*.snap", 0), ("*.snap", HEADER_BYTES - 1), ("*.snap", HEADER_BYTES + 5000), ("*.store", 70), ("hold", 0)],
+)
 def test_a_persister_outlives_files_that_are_cut_short(saved: Path, tmp_path: Path, names: str, size: int) -> None:
     command = [sys.executable, "-c", PERSISTS, str(saved), str(tmp_path / "store"), names, str(size)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)

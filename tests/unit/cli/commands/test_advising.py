@@ -84,6 +84,7 @@ def test_advice_becomes_a_part_of_the_job(tmp_path: Path, capsys: pytest.Capture
     assert spec.resources.auto.bounds == (1, 1)
 
 
+@pytest.mark.rare
 def test_a_job_whose_number_of_ranks_is_to_be_advised_can_be_asked_about(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,7 @@ from orchestrator.core.states import StopScope
 from tests.unit.core import strategies
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(strategies.known_facts)
 def test_every_fact_survives_its_json_form(fact: FactRecord) -> None:
     assert misfits(fact) == ()

@@ -38,7 +38,7 @@ from tests.support.records import replace
 from tests.unit.core import strategies
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(strategies.known_facts)
 def test_whatever_a_fact_holds_can_be_said(fact: Fact) -> None:
     assert isinstance(fact.sentence(), str)

@@ -137,7 +137,7 @@ def test_what_is_held(gang: p.Gang | p.LostGang | None, hold: p.Hold) -> None:
     assert p.hold_of(p.Running(gang=gang, files_on=("a",))) is (p.Hold.FILES if gang is None else hold)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(strategies.jobs)
 def test_the_properties_of_a_job_agree_with_its_phase(job: Job) -> None:
     assert job.state is job.phase.state

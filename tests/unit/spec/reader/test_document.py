@@ -169,9 +169,7 @@ def test_depth_through_aliases_is_bounded(refused: Refused) -> None:
     assert "nested deeper than 32 levels through the alias" in refused("\n".join(lines)).message
 
 
-@pytest.mark.parametrize(
-    "text", ["[" * 500_000, "{a: " * 200_000, "- " * 400_000, "a: [" + "x, " * 300_000 + "]"], ids=["[", "{", "-", "x"]
-)
+@pytest.mark.parametrize("text", ["[" * 500_000, "a: [" + "x, " * 300_000 + "]"], ids=["[", "x"])
 def test_a_large_hostile_text_is_refused_before_it_is_read_through(
     text: str, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
