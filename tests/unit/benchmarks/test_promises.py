@@ -1,4 +1,4 @@
-"""The bars: a figure within its limit, one beyond it, none; both commits side by side, and a commit's own environment."""
+"""Benchmarks: what pages quote, what the newest results promise, and that each still runs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ import itertools
 import json
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks import promises
+from benchmarks import figures, hot_paths, policy_quality, promises
 from benchmarks.promises import BARS, HERE, Bar, Figure, main
+from orchestrator.core.simulation import TraceJob
+
+if TYPE_CHECKING:
+    pass
+
 
 PRINTS = ("-c", "import json; print(json.dumps({'ours': {'median': 0.25}, 'rate': 100.0}))")
 
@@ -50,3 +56,41 @@ def test_every_bar_names_a_benchmark_or_tests_that_exist() -> None:
                     path = HERE / name.replace(".", "/")
                     assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), name
             assert all((HERE / name).exists() for name in command if name.startswith("tests/")), command
+
+
+def test_the_pages_quote_the_newest_results() -> None:
+    for path, text in figures.pages().items():
+        assert path.read_text() == text, "run: python -m benchmarks.figures"
+
+
+def test_the_readme_quotes_four() -> None:
+    labels = [row.label for row in figures.ROWS]
+    assert set(figures.HEADLINES) <= set(labels)
+    assert figures.table(figures.newest(), figures.HEADLINES).count("\n| ") == len(figures.HEADLINES) == 4
+
+
+@pytest.mark.parametrize("name", hot_paths.PATHS)
+def test_every_hot_path_runs(name: str) -> None:
+    hot_paths.main(name, 1)
+
+
+TWO = [TraceJob(at=0.0, seconds=100.0, ranks=8), TraceJob(at=1.0, seconds=10.0, ranks=8)]
+
+
+def test_each_family_is_held_against_fifo_and_the_bound() -> None:
+    found = policy_quality.measure(jobs=40, nodes="1x8", seeds=2, trace=TWO)
+    assert set(found["families"]) == {"philly", "bursty", "large", "exponential", "trace"}
+    assert found["ours"]["n"] == 8
+    ratios = policy_quality.ratios(TWO, "1x8")
+    assert ratios["mean_over_bound"] == (100 + 109) / (110 + 10)
+    assert ratios["mean_over_fifo"] == ratios["mean_over_bound"] / ratios["fifo_over_bound"] == 1
+
+
+def test_the_bound_stops_the_longer_job_for_the_shorter_one() -> None:
+    trace = [
+        TraceJob(at=at, seconds=seconds, ranks=ranks) for at, seconds, ranks in ((0, 100, 8), (10, 5, 8), (20, 1, 9))
+    ]
+    outcome = policy_quality.shortest_remaining(trace, 8)
+    assert sorted((one.job.at, one.started_at, one.ended_at) for one in outcome.ran) == [(0, 0, 105), (10, 10, 15)]
+    assert sum(one.preemptions for one in outcome.ran) == 1
+    assert len(outcome.refused) == 1
