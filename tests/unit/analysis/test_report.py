@@ -157,24 +157,6 @@ def test_a_report_appears_whole(tmp_path: Path) -> None:
     assert (job / "report" / "digits-k3f9q2_plot.png").is_file()
 
 
-def test_a_report_that_is_there_stays(tmp_path: Path) -> None:
-    job = write_job(tmp_path / "a", gpus=0, seconds=5)
-    (job / "report").mkdir()
-    assert write_job_report(job) == 0
-    assert list((job / "report").iterdir()) == []
-
-
-def test_nothing_recorded_leaves_nothing(tmp_path: Path) -> None:
-    assert write_job_report(tmp_path) == EXIT_FAILED
-    assert left(tmp_path) == []
-
-
-def test_a_job_that_is_removed_meanwhile_is_not_made_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert write_job_report(tmp_path / "gone") == EXIT_FAILED
-    assert not (tmp_path / "gone").exists()
-    assert capsys.readouterr().out == ""
-
-
 def test_drafts_of_killed_writers_go_and_links_are_not_followed(tmp_path: Path) -> None:
     job = write_job(tmp_path / "a", gpus=0, seconds=5)
     elsewhere = tmp_path / "elsewhere"

@@ -14,7 +14,6 @@ from orchestrator.analysis.statistics import (
     interval_about,
     mean_interval,
     mean_over_time,
-    student_quantile,
     summarize,
 )
 from tests.unit.analysis.coverage import coverage
@@ -71,13 +70,6 @@ def test_no_interval_where_the_data_do_not_give_one() -> None:
     assert exact.excludes_zero
     about = interval_about(7.0, np.array([-1.0, 1.0] * 20))
     assert (about.value, about.high) == (7.0, pytest.approx(7.0, abs=0.2))
-
-
-@pytest.mark.parametrize(
-    ("freedom", "value"), [(1, 12.706), (2, 4.303), (3, 3.182), (5, 2.571), (10, 2.228), (30, 2.042), (1000, 1.962)]
-)
-def test_quantiles_of_students_distribution(freedom: int, value: float) -> None:
-    assert student_quantile(0.975, freedom) == pytest.approx(value, rel=0.01)
 
 
 def test_balance_needs_two_busy_gpus() -> None:

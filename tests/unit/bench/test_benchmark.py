@@ -101,13 +101,6 @@ def test_a_bad_argument_is_refused_without_starting_a_rank(orch: Any, arguments:
     assert words in err
 
 
-def test_a_directory_that_cannot_be_made_is_named(orch: Any, tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("a file")
-    code, _, err = orch(*TINY)
-    assert code == 2
-    assert "out/logs cannot be made" in err
-
-
 @pytest.mark.rare
 def test_advice_comes_from_a_few_steps_on_one_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -176,12 +169,3 @@ def test_gpus_are_added_up() -> None:
     assert round(use.utilization, 6) == 0.6
     assert use.power_watts == 200.0
     assert use.energy_joules == 10.0 * (one.reads - 1) + 10.0 * (two.reads - 1)
-
-
-def test_what_a_gpu_does_not_tell_is_unknown() -> None:
-    use = watched(Reader(utilization=0.4, power_watts=100.0), Reader(utilization=0.4), Reader(fails=True))
-    assert (use.power_watts, use.energy_joules) == (None, None)
-
-
-def test_without_gpus_nothing_is_known() -> None:
-    assert watched() == GpuUse()

@@ -61,11 +61,6 @@ def test_more_ranks_than_gpus_are_refused() -> None:
         ranks_of(replace(REQUEST, ranks=(4,)), gpus=1)
 
 
-def test_multi_gpu_mode_needs_several_ranks() -> None:
-    with pytest.raises(BenchError, match="at least 2 ranks"):
-        ranks_of(replace(REQUEST, gpu_mode="multi"), gpus=1)
-
-
 @pytest.mark.parametrize(
     ("changes", "gpus", "words"),
     [
@@ -111,10 +106,6 @@ def test_a_users_factory_is_accepted_and_named_by_file_and_function() -> None:
     request = replace(REQUEST, model="nets/wide.py:make")
     check(request)
     assert request.model_name == "wide_make"
-
-
-def test_numbers_are_read_from_a_list() -> None:
-    assert parse_numbers("--ranks", "1, 2,4") == (1, 2, 4)
 
 
 @pytest.mark.parametrize("text", ["", "1,,2", "1.5", "-1", "two", "1 2", "9999999999"])

@@ -88,15 +88,6 @@ def test_a_checkpoint_credits_only_the_steps_that_it_holds() -> None:
     assert life.phases(11) == {"productive": 14, "open": 8}
 
 
-def test_between_two_reports_steps_count_evenly() -> None:
-    life = Life()
-    life.start(0, running_at=0)
-    life.step(0, 0)
-    life.step(100, 10)
-    life.checkpoint(25, 10)
-    assert life.phases(10) == {"productive": 5, "open": 15}
-
-
 def test_what_a_failure_throws_away_is_lost_and_the_way_back_is_recovery() -> None:
     life = Life()
     life.start(0, running_at=1)

@@ -74,15 +74,6 @@ def test_it_plays_at_its_speed_and_stays_at_the_end(clock: Clock) -> None:
     assert "end" in player.frame.title
 
 
-def test_frames_are_made_anew_only_when_something_changes(clock: Clock) -> None:
-    player = Player(recording(), clock=clock)
-    first = player.frame
-    clock.now += 0.5
-    assert player.frame is first, "no sample came"
-    clock.now += 0.6
-    assert player.frame is not first
-
-
 def test_pause_seek_step_and_speed(clock: Clock) -> None:
     player = Player(recording(), clock=clock)
     clock.now += 7.5
@@ -121,12 +112,6 @@ def test_a_gpu_that_falls_silent_shows_no_old_values(clock: Clock) -> None:
     first, second = player.frame.rows
     assert (first.health, first.power_watts) == ("ok", 300.0)
     assert (second.health, second.power_watts, second.problem) == ("stale", None, "no sample for 30 s")
-
-
-def test_a_gpu_that_comes_later_is_there_without_values(clock: Clock) -> None:
-    late = Recording(source=Path("late.json"), samples=(sample(0, 0.0), sample(0, 10.0), sample(1, 10.0)))
-    player = Player(late, clock=clock)
-    assert [(one.health, one.sampled_at) for one in player.frame.rows] == [("ok", START), ("starting", None)]
 
 
 def test_balance_training_and_defects_of_the_file_are_told(clock: Clock) -> None:
@@ -191,14 +176,6 @@ def test_truncated_files_play_what_is_whole(session: Session, tmp_path: Path) ->
     path.write_text(json.dumps([entry(i) for i in range(5)])[:-30])
     found = find_recording(session, str(path)).recording
     assert (len(found.samples), found.repaired) == (4, True)
-
-
-def test_of_the_two_files_of_several_gpus_the_one_with_all_is_played(session: Session, tmp_path: Path) -> None:
-    path = tmp_path / "gpu_stats_x.json"
-    path.write_text(json.dumps([entry(0)]))
-    both = {"timestamp": "2026-01-01T00:00:00", "multi_gpu_data": [{"gpu_index": i, "power": 9} for i in (0, 1)]}
-    path.with_name("gpu_stats_x_multi_gpu.json").write_text(json.dumps([both]))
-    assert set(find_recording(session, str(path)).recording.by_gpu) == {0, 1}
 
 
 def test_a_jobs_telemetry_is_found_by_its_directory_and_by_its_name(session: Session, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from textual.widgets import DataTable, Static
-from textual.widgets.data_table import RowKey
 
 from orchestrator.api.errors import OrchError
 from orchestrator.api.views import FindingView, JobView, ProgressView, RankView
@@ -224,24 +223,6 @@ def drive(source: Any, script: Any, size: tuple[int, int] = (180, 50)) -> None:
             await script(app, pilot)
 
     asyncio.run(go())
-
-
-def test_a_frame_or_a_highlighted_row_that_comes_when_the_program_ends_is_not_drawn() -> None:
-    """Textual removes the screen before it stops the timers and has handled every message."""
-    source = StillSource(frame((row(0), row(1))))
-
-    async def run() -> None:
-        app = TopApp(source, interval=0.1)
-        highlighted: list[DataTable.RowHighlighted] = []
-        async with app.run_test(size=(180, 50)):
-            table = app.query_one("#gpus", FittedTable)
-            highlighted.append(DataTable.RowHighlighted(table, 0, RowKey("GPU-0")))
-        assert app.screen_stack == []
-        source.frame = frame((row(0),))
-        app.follow()
-        app.on_data_table_row_highlighted(highlighted[0])
-
-    asyncio.run(run())
 
 
 def cells(app: TopApp, name: str) -> list[dict[str, str]]:
@@ -574,23 +555,6 @@ def test_load_job_and_state_are_never_cut(width: int, gpus: int) -> None:
     assert any("warning: " in line for line in lines)
     assert any("rank 1 is slow" in line for line in lines)
     assert "2 GPUs" in lines[0] or f"{gpus} GPUs" in lines[0]
-
-
-def test_more_width_shows_more() -> None:
-    headings = {
-        width: next(line for line in shot(busy_frame(2), (width, 40)) if line.startswith("GPU"))
-        for width in (80, 120, 160)
-    }
-    assert "MEMORY" in headings[80]
-    assert "PCIE" not in headings[80]
-    assert "PCIE OUT/IN" in headings[120]
-    assert {"NVLINK", "OUT/IN", "LOAD", "CLOCK"} <= set(headings[160].split())
-
-
-def test_what_has_no_room_in_the_table_stands_below_it() -> None:
-    text = " ".join(shot(busy_frame(2), (80, 30)))
-    assert "PCIe out/in 1.2G/300.0M B/s" in text
-    assert "SM 1980 MHz" in text
 
 
 def test_several_nodes_are_named_and_one_is_not() -> None:

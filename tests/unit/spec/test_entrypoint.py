@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -242,11 +241,6 @@ def test_a_launcher_between_shell_operators_is_not_hidden_in_bash(text: str, sug
     assert error.suggestion == suggestion
     assert "bash -c" not in error.hint
     assert "python t.py" in error.hint or "python train.py" in error.hint or "close it" in error.hint
-
-
-@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=40))
-def test_a_line_of_yaml_reads_back_as_the_text(text: str) -> None:
-    assert yaml.safe_load(yaml_line("entrypoint", text)) == {"entrypoint": text}
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20), max_size=4))

@@ -524,11 +524,6 @@ def test_entry_points_are_checked_with_the_file(line: str, message: str, hint: s
     assert hint in problem.hint
 
 
-def test_a_script_outside_is_fine_without_a_working_directory() -> None:
-    text = "name: x\nentrypoint: python ../train.py\nworking_dir: null\n"
-    assert parse_job(text).working_dir is None
-
-
 def test_everything_wrong_is_told_at_once_in_the_order_of_the_file() -> None:
     text = """\
 name: Bad Name
@@ -608,11 +603,6 @@ def test_foreign_text_cannot_write_to_the_terminal_through_a_message() -> None:
     assert "\x1b" not in text
     assert "\x07" not in text
     assert r"\x1b[31mred" in text
-
-
-def test_the_advice_of_a_long_value_stays_short() -> None:
-    (problem,) = problems_of(HEAD + f"outputs: {'x' * 100_000}\n")
-    assert len(str(problem)) < 300
 
 
 def test_lists_and_tables_are_bounded() -> None:

@@ -116,10 +116,6 @@ def test_all_bad_values_are_one_error() -> None:
     ]
 
 
-def test_a_runtime_directory_that_is_not_absolute_is_ignored_as_its_standard_says(tmp_path: Path) -> None:
-    assert Settings.from_environ({"HOME": str(tmp_path), "XDG_RUNTIME_DIR": "run"}).runtime_dir is None
-
-
 def test_two_spellings_of_a_home_are_one(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")

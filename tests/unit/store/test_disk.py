@@ -288,12 +288,6 @@ def test_the_reserve_is_made_of_blocks_not_of_promises(tmp_path: Path) -> None:
     assert not (tmp_path / "reserve.new").exists()
 
 
-def test_a_reserve_that_is_too_small_is_made_again(tmp_path: Path) -> None:
-    (tmp_path / "reserve").write_bytes(b"x")
-    Disk(tmp_path / "orch.db", reserve=tmp_path / "reserve", reserve_bytes=MIB, min_free_bytes=0)
-    assert (tmp_path / "reserve").stat().st_size == MIB
-
-
 def test_without_a_reserve_only_the_threshold_counts(tmp_path: Path) -> None:
     generous = Disk(tmp_path / "orch.db", reserve=None, reserve_bytes=MIB, min_free_bytes=0)
     strict = Disk(tmp_path / "orch.db", reserve=None, reserve_bytes=MIB, min_free_bytes=2**62)

@@ -192,13 +192,6 @@ def test_an_ended_job_keeps_its_series_for_a_quarter_of_an_hour_but_not_its_gpus
     assert not [labels for _, labels in samples(later) if ("job_id", "a-222222") in labels]
 
 
-def test_a_job_that_never_ran_has_no_series() -> None:
-    waiting = JobSeries(job_id="a-222222", name="a", user="u", queue="q", state="PENDING", live=False)
-    assert not [
-        1 for _, labels in samples(Snapshot(at=NOW, daemon=DAEMON, series=(waiting,))) if "job_id" in dict(labels)
-    ]
-
-
 def test_labels_that_people_choose_are_escaped() -> None:
     job = JobSeries(job_id="a", name='say "hi"\\\n', user="ü", queue="q", state="RUNNING", live=True)
     assert (
@@ -271,14 +264,6 @@ def test_each_scrape_takes_one_new_picture() -> None:
     render(made, "")
     render(made, "")
     assert len(taken) == 2
-
-
-def test_only_histograms_count_into_buckets() -> None:
-    with pytest.raises(ValueError, match="orch_jobs is a gauge: only histograms have buckets"):
-        Histogram(c.JOBS)
-    edge = Histogram(c.SCHEDULING)
-    edge.observe(c.SCHEDULING.buckets[0])
-    assert edge.counts().buckets[0] == ("0.0001", 1), "a bucket holds its upper bound"
 
 
 def test_marks_are_what_the_boards_draw() -> None:

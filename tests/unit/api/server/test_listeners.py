@@ -22,7 +22,6 @@ from orchestrator.api.server import listeners as serve
 from orchestrator.api.server.listeners import (
     GUEST_BURST,
     Acceptor,
-    Deadlines,
     Guests,
     address_of,
     bind_tcp,
@@ -101,16 +100,6 @@ def test_a_client_that_leaves_frees_what_it_held(served: ServedFake) -> None:
     wait_until("so many requests are held", lambda: served.do(lambda service: len(service._waiters)) == 0)
 
 
-def test_a_follower_that_leaves_frees_what_it_held(served: ServedFake) -> None:
-    job = served.do(lambda service: service.add(state="RUNNING"))
-    served.do(lambda service: service.write(job.id, "one"))
-    lines = Client(served.endpoint).logs(job.id, follow=True)
-    assert next(lines).text == "one"
-    wait_until("so many requests are held", lambda: served.do(lambda service: len(service._waiters)) == 1)
-    lines.close()  # type: ignore[attr-defined]
-    wait_until("so many requests are held", lambda: served.do(lambda service: len(service._waiters)) == 0)
-
-
 @pytest.mark.parametrize("said", [b"", b"GET /api/v1/jobs HTTP/1.1\r\nX-Slow: "])
 def test_a_connection_that_never_finishes_its_head_is_closed(tmp_path: Path, said: bytes) -> None:
     quick = serve.Deadlines(head_seconds=0.1)
@@ -133,14 +122,6 @@ def test_a_body_that_never_ends_is_given_up(tmp_path: Path) -> None:
             b"Content-Length: 30\r\n\r\n{"
         )
         assert sock.recv(4096).startswith(b"HTTP/1.1 504")
-
-
-def test_it_can_be_stopped_and_started_again(served: ServedFake) -> None:
-    served.stop()
-    with pytest.raises(DaemonUnreachableError):
-        Client(served.endpoint).health()
-    served.start()
-    assert Client(served.endpoint).health().ready
 
 
 def test_connections_of_each_guest_are_bounded_and_those_of_the_owner_are_not() -> None:
@@ -198,13 +179,6 @@ def connected(path: str) -> Iterator[socket.socket]:
         yield sock
 
 
-@contextlib.contextmanager
-def serving(directory: Path, **seconds: float) -> Iterator[str]:
-    """Serve a daemon's control socket with these deadlines; yield its path."""
-    with serve_fake(directory, owner_uid=os.getuid(), deadlines=Deadlines(**seconds)) as served:
-        yield served.endpoint.socket_path
-
-
 def read_answer(sock: socket.socket) -> bytes:
     """Read one whole answer that has a length; return its head."""
     data = b""
@@ -215,29 +189,6 @@ def read_answer(sock: socket.socket) -> bytes:
     while len(body) < length:
         body += sock.recv(65536)
     return head
-
-
-def is_closed(sock: socket.socket) -> bool:
-    """Return whether the server closes the connection; raise TimeoutError if it does not."""
-    with contextlib.suppress(ConnectionResetError):
-        return sock.recv(65536) == b""
-    return True
-
-
-def test_the_next_head_on_a_kept_connection_has_a_deadline_too(tmp_path: Path) -> None:
-    with serving(tmp_path, head_seconds=0.3) as path, connected(path) as sock:
-        sock.sendall(KEPT + b"\r\n")
-        assert read_answer(sock).startswith(b"HTTP/1.1 200")
-        sock.sendall(b"GET /api/v1/health HTTP/1.1\r\nX-Slow: ")
-        assert is_closed(sock)
-
-
-def test_a_body_that_no_route_reads_has_a_deadline(tmp_path: Path) -> None:
-    with serving(tmp_path, body_seconds=0.3) as path, connected(path) as sock:
-        sock.sendall(KEPT + b"Content-Length: 100\r\n\r\nx")
-        assert read_answer(sock).startswith(b"HTTP/1.1 200")
-        sock.sendall(b"y")
-        assert is_closed(sock)
 
 
 def test_requests_in_time_are_answered_on_one_connection(tmp_path: Path) -> None:

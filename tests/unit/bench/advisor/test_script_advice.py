@@ -15,15 +15,12 @@ from orchestrator.bench.advisor.script_advice import (
     Script,
     ScriptAdvice,
     advise_script,
-    buckets_of,
     probe_script,
     read_script_probe,
-    script_json,
     script_sentence,
 )
 from orchestrator.bench.plan import BenchError, Cell
 
-MIB = 1 << 20
 TRAINS = """
 import os, sys, pathlib, torch
 print(sys.argv, os.environ["WORLD_SIZE"], os.environ["ORCH_CHECKPOINT_DIR"])
@@ -112,19 +109,6 @@ def test_the_figures_of_steps_become_a_probe() -> None:
     assert point.error == pytest.approx(1 / 3 / 3**0.5)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "buckets"),
-    [
-        ([], [(1.0, 0)]),
-        ([100], [(1.0, 100)]),
-        ([30 * MIB, 2 * MIB], [(1 / 16, 2 * MIB), (1.0, 30 * MIB)]),
-        ([MIB // 2] * 4, [(0.5, MIB), (1.0, MIB)]),
-    ],
-)
-def test_buckets_are_filled_from_the_last_parameter_on(sizes: list[int], buckets: list[tuple[float, int]]) -> None:
-    assert buckets_of(sizes) == tuple(Bucket(ready=ready, bytes=size) for ready, size in buckets)
-
-
 def advice(exposed: dict[int, float], unknown: tuple[int, ...] = ()) -> ScriptAdvice:
     """Return the advice for steps of 10 ms; ``exposed`` has the seconds of communication for each number of ranks."""
     probe = Probe(
@@ -165,11 +149,3 @@ def test_close_to_the_limit_it_cannot_tell() -> None:
     found = advice({2: 0.0099})
     assert (found.choice.cell.ranks, found.certain) == (2, False)
     assert "I can't tell" in script_sentence(found)
-
-
-def test_one_rank_alone_is_not_compared() -> None:
-    found = advice({}, unknown=(2, 4))
-    assert script_sentence(found) == "worth 1 rank: no other number of ranks could be measured"
-    document = script_json(found)
-    assert (document["ranks"], document["unknown_ranks"]) == (1, [2, 4])
-    assert document["predictions"][0]["speed_up_interval_95"] is None

@@ -137,13 +137,6 @@ def test_no_job_fits(orch: Orch, jobs: dict[str, JobView]) -> None:
     assert orch("cancel", "--label", "team=nobody", "--json").json == []
 
 
-def test_a_dry_run_of_named_jobs(orch: Orch, jobs: dict[str, JobView]) -> None:
-    shown = orch("cancel", "other", jobs["runs"].id, "--dry-run")
-    assert jobs["paused"].id in shown.out
-    assert f"other is {jobs['paused'].id}" in shown.err
-    assert orch("cancel", "nothing", "--dry-run").code == 3
-
-
 @pytest.mark.parametrize(
     ("line", "said"),
     [

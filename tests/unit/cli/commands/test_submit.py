@@ -136,12 +136,6 @@ def test_all_files_are_read_before_the_first_is_sent(orch: Orch, served: ServedF
     assert served.do(lambda service: service.requests) == []
 
 
-def test_notes_of_the_daemon_are_told(orch: Orch, served: ServedFake, home: Path) -> None:
-    (home / "n.yaml").write_text(JOB + "notes: [the snapshot is large]\n")
-    assert orch("submit", str(home / "n.yaml")).err == "note: the snapshot is large\n"
-    assert orch("submit", str(home / "n.yaml"), "-q").err == ""
-
-
 def test_a_missing_secret_is_asked_for(
     orch: Orch, served: ServedFake, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,11 +302,6 @@ def test_run_names_the_option_and_no_line_of_a_file(orch: Orch, served: ServedFa
     assert not any("orch run>" in line for line in lines)
     assert last.endswith("`orch help run` describes each option")
     assert orch("run", "--time", "10m", "--", "python", "train.py").code == 0
-
-
-def test_run_without_a_command(orch: Orch) -> None:
-    assert orch("run").code == 2
-    assert orch("run", "--", "").code == 2
 
 
 @pytest.mark.parametrize(

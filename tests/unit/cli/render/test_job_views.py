@@ -125,23 +125,12 @@ def test_a_badly_balanced_job_says_so_instead_of_that_it_runs() -> None:
     assert job_lines(console(180), [job(balance=POOR, state="DRAINING")], NOW)[1].endswith("every rank is up")
 
 
-def test_what_is_wrong_with_a_job_stands_before_anything_else() -> None:
-    _, line = job_lines(console(180), [job(balance=POOR, findings=FOUND)], NOW)
-    assert line.endswith("no step for 40 s (and 1 more)")
-    assert "no step for 40 s" in job_lines(console(60), [job(findings=FOUND)], NOW)[-1]
-
-
 def test_a_job_in_full_shows_its_balance_and_findings() -> None:
     text = "\n".join(detail_lines(console(), job(balance=POOR, findings=FOUND), NOW))
     assert "poor: utilization CV 1%, memory CV 2%, power CV 35% (min/median 0.65)" in text
     first, second = "no step for 40 s; look at it (for 1m30s)", "the GPU of rank 0 is hot; cool it"
     assert text.index(first) < text.index(second)
     assert "balance" not in "\n".join(detail_lines(console(), job(), NOW))
-
-
-def test_users_are_told_apart_only_when_there_are_several() -> None:
-    assert "USER" in job_lines(console(), [job(), job(user="bob")], NOW)[0]
-    assert "USER" not in job_lines(console(), [job(), job()], NOW)[0]
 
 
 def test_a_narrow_terminal_gets_short_lines() -> None:
@@ -152,14 +141,6 @@ def test_a_narrow_terminal_gets_short_lines() -> None:
     assert lines[1].startswith("  ██████▎░░░  63% 1m20s left · 2 GPUs")
     assert lines[2].endswith("…")
     assert all(display_width(line) <= 40 for line in lines)
-
-
-@pytest.mark.parametrize("width", [20, 30, 50, 71, 72, 90, 200])
-def test_every_width_works(width: int) -> None:
-    long = job(id="a-very-long-name-of-a-job-k3f9q2", progress=PROGRESS, restarts=3, reason="r" * 300)
-    lines = job_lines(console(width), [long, job(user="bob", state="FAILED")], NOW)
-    assert lines
-    assert all(display_width(line) <= width for line in lines)
 
 
 def test_a_reason_cannot_steer_the_terminal() -> None:
@@ -191,10 +172,6 @@ def test_gpus_held_or_asked_for() -> None:
     assert gpus_text(job(gpus=shared, resources={"resources_per_worker": {"gpu": 0.25}})) == "0.5"
     assert gpus_text(job(resources={"resources_per_worker": {"gpu": 0}})) == ""
     assert gpus_text(job(resources={})) == ""
-
-
-def test_a_degraded_job_is_marked() -> None:
-    assert "RUNNING (degraded)" in job_lines(console(), [job(degraded=True)], NOW)[1]
 
 
 def full_job(**fields: Any) -> JobView:

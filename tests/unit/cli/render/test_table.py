@@ -94,14 +94,6 @@ def test_what_utf8_cannot_hold_is_replaced() -> None:
     assert stream.text() == "a?b\n"
 
 
-def test_quiet_keeps_notes_back_but_not_complaints() -> None:
-    stream = Terminal()
-    found = Console({}, out=stream, err=stream, quiet=True)
-    found.note("by the way")
-    found.print_error("broken")
-    assert stream.text() == "broken\n"
-
-
 @given(st.text())
 def test_clean_leaves_nothing_that_steers_a_terminal(text: str) -> None:
     assert clean(text).isprintable()
@@ -139,14 +131,6 @@ ROWS = [
 
 def table(width: int) -> list[str]:
     return render_table(console({"COLUMNS": str(width)}), COLUMNS, ROWS)
-
-
-def test_a_table_with_room() -> None:
-    assert table(80) == [
-        "NAME   NOTE    COUNT  WHY",
-        "alpha  n1          7  because of a long story",
-        "b      n2    1234567  short",
-    ]
 
 
 def test_a_table_shrinks_then_drops_what_matters_least() -> None:

@@ -12,8 +12,6 @@ from orchestrator.core.codec import misfits
 from orchestrator.core.facts.codec import FACTS, fact_from
 from orchestrator.core.facts.fact import FactRecord, UnreadableFact
 from orchestrator.core.facts.gpus import Xid
-from orchestrator.core.facts.rank_ends import LeftEarly, ProcessSignal
-from orchestrator.core.states import StopScope
 from tests.unit.core import strategies
 
 
@@ -22,15 +20,6 @@ from tests.unit.core import strategies
 def test_every_fact_survives_its_json_form(fact: FactRecord) -> None:
     assert misfits(fact) == ()
     assert fact_from(json.loads(json.dumps(fact.to_dict()))) == fact
-
-
-def test_what_is_at_its_default_is_left_out() -> None:
-    assert ProcessSignal(rank=1, signal=9).to_dict() == {"kind": "signal", "rank": 1, "signal": 9}
-    assert LeftEarly(rank=0, scope=StopScope.MACHINE).to_dict() == {
-        "kind": "left_early",
-        "rank": 0,
-        "scope": "machine",
-    }
 
 
 def test_every_class_has_a_kind_of_its_own() -> None:

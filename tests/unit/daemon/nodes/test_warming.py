@@ -97,16 +97,6 @@ def gang(ranks: int, *, cpu: float = 0, gpu: float = 0) -> LiveJobs:
     return LiveJobs([running(pending(make_spec(workers=ranks, cpu=cpu, gpu=gpu)))])
 
 
-def test_workers_are_useful_where_a_job_waits_or_has_room() -> None:
-    two = {"a": node("a", cpus=2, gpus=0)}
-    full = gang(2, cpu=1)
-    assert can_start_more(LiveJobs(), two)
-    assert not can_start_more(full, two)
-    assert can_start_more(gang(1, cpu=1), two)
-    assert can_start_more(LiveJobs([*full.values(), pending(job_id="next-aaaaaa", sequence=2)]), two)
-    assert not can_start_more(LiveJobs(), {}), "nothing can start without a node"
-
-
 def test_on_nodes_with_gpus_these_say_whether_there_is_room() -> None:
     eight = {"a": node("a", cpus=64, gpus=8)}
     assert not can_start_more(gang(8, gpu=1), eight)

@@ -17,15 +17,13 @@ from orchestrator.gpu.drivers.nvidia import open_nvidia
 from orchestrator.gpu.recording.reading import read_recording
 from orchestrator.gpu.recording.recorder import (
     GpuStats,
-    Quantiles,
     Recorder,
     RecordOptions,
-    RecordStats,
     TrainingFile,
     _single_formatter,
 )
 from orchestrator.gpu.recording.rows import COLUMNS, View, csv_header, csv_row, multi_entry, single_entry
-from orchestrator.gpu.sample import Detail, Sample, Throttle, Vendor
+from orchestrator.gpu.sample import Detail, Sample, Throttle
 from orchestrator.gpu.sampler import Reading
 from tests.support import fake_nvml
 from tests.support.fake_nvml import FakeNvml
@@ -188,13 +186,6 @@ def test_a_choice_that_cannot_be_recorded_is_named(
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         Recorder([make_reader("GPU-a")], options(tmp_path, **changes))
-
-
-def test_other_vendors_keep_their_sensors_names() -> None:
-    view = view_of(full(temperatures=(("edge", 61.0), ("junction", 79.0))), vendor=Vendor.AMD)
-    entry = single_entry(AT, 0.0, view, {})
-    assert entry["temperatures"] == {"Edge": 61.0, "Junction": 79.0}
-    assert (entry["gpu_type"], entry["temperature"]) == ("AMD", 61.0)
 
 
 def test_values_read_less_often_are_repeated_for_a_while_only() -> None:
@@ -381,25 +372,6 @@ def test_energy_by_the_counter_beside_the_integral_of_power() -> None:
     assert stats.rate == pytest.approx(100.0)
     stats.add(sample(at=20.0, power_watts=300.0))
     assert stats.integral_joules == pytest.approx(300.0), "nobody knows what it drew in a gap of 19 s"
-
-
-def test_energy_without_a_counter() -> None:
-    stats = RecordStats((gpu_info(),), 10.0)
-    for tick in range(11):
-        stats.add(Reading(tick=tick, lateness=0.0, detail=Detail.FULL, sample=sample(at=tick / 10, power_watts=100.0)))
-    assert stats.as_dict()["gpus"][0]["energy_counter_joules"] is None
-    assert "100.0 J by integrating power (no counter)" in stats.text()
-
-
-def test_quantiles_are_good_to_five_per_cent() -> None:
-    quantiles = Quantiles()
-    assert quantiles.quantile(0.99) == 0.0
-    for number in range(1, 10_001):
-        quantiles.add(number / 1e6)
-    assert quantiles.quantile(0.5) == pytest.approx(0.005, rel=0.06)
-    assert quantiles.quantile(0.99) == pytest.approx(0.0099, rel=0.06)
-    assert quantiles.quantile(1.0) == pytest.approx(0.01, rel=0.06)
-    assert quantiles.maximum == 0.01
 
 
 def test_what_is_recorded_is_read_back(nvml: FakeNvml, tmp_path: Path) -> None:

@@ -34,7 +34,6 @@ from orchestrator.runtime.cluster.head import (
     of_session,
     ray_environment,
     read_head,
-    scaled,
     write_head,
 )
 from orchestrator.runtime.nodes import control_plane
@@ -295,14 +294,6 @@ def test_a_start_that_fails_is_tried_again_and_told_in_one_line(starter: Callabl
     assert not head.is_alive
 
 
-def test_a_start_that_never_works_leaves_no_process(starter: Callable[..., Starter]) -> None:
-    made = starter(fails=1000)
-    with pytest.raises(ClusterError, match=r"Ray's head did not start: .*the port is taken"):
-        asyncio.run(made.head.start())
-    assert len(made.started()) == START_TRIES
-    all_gone("what failed starts began", [*chain.from_iterable(made.started())])
-
-
 def test_a_start_that_hangs_is_given_up_without_a_trace(
     starter: Callable[..., Starter], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -334,10 +325,3 @@ def test_what_a_start_began_is_ended_though_its_daemon_died_before_it_knew_the_p
         for each in (of_head, other, apart):
             each.kill()
             each.communicate()
-
-
-def test_limits_grow_with_the_load() -> None:
-    assert scaled(60.0, load=0.1, cpus=2) == 60.0
-    assert scaled(60.0, load=2.0, cpus=2) == 60.0
-    assert scaled(60.0, load=6.0, cpus=2) == 180.0
-    assert scaled(60.0, load=1000.0, cpus=2) == 300.0

@@ -1,6 +1,5 @@
 """The progress page: written values are read back, and a half-written record is never seen."""
 
-import itertools
 import math
 import os
 import random
@@ -49,10 +48,6 @@ def rank(path, page):
     rank = BothSides.open(path)
     yield rank
     rank.close()
-
-
-def test_a_blank_page_reads_as_a_blank_snapshot(page):
-    assert page.read() == ProgressSnapshot()
 
 
 def test_a_full_report_comes_through(page, rank):
@@ -133,16 +128,6 @@ def test_processor_time_of_a_step_is_that_of_the_thread_that_reports_without_wha
     other.start()
     other.join()
     assert page.read().busy_seconds == pytest.approx(2.1)
-
-
-def test_only_the_most_recent_durations_are_kept_oldest_first(page, rank, monkeypatch):
-    ticks = [float(n * n) for n in range(layout.RECENT_STEPS + 5)]
-    clock = iter(ticks)
-    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
-    for step in range(len(ticks)):
-        rank.write(step=step)
-    durations = [after - before for before, after in itertools.pairwise(ticks)]
-    assert list(page.read().recent_step_seconds) == durations[-layout.RECENT_STEPS :]
 
 
 def test_neither_a_change_of_phase_nor_a_save_counts_as_step_time(page, rank, monkeypatch):

@@ -180,18 +180,6 @@ def test_settings_that_need_equal_passes_are_refused(name: str) -> None:
         measured(**{name: True})
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"training_mode": "fully_sharded"}, "balance has no effect with training_mode fully_sharded"),
-        ({"enable_fault_tolerance": False}, "changes shares at checkpoints, and enable_fault_tolerance is false"),
-    ],
-)
-def test_settings_without_effect_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        measured(**settings)
-
-
 def _around(ranks: int) -> Surroundings:
     return Surroundings(world_size=ranks, local_rank=0, cuda_devices=0, on_cuda=False, computes_bf16=True)
 

@@ -240,10 +240,6 @@ def test_no_counter_no_joules(reader: Any) -> None:
     meter.close()
 
 
-def test_no_gpu_no_meter() -> None:
-    assert measuring.open_meter(CPU) is None
-
-
 def wait_until(condition: Any) -> None:
     import time
 
@@ -267,12 +263,6 @@ def test_batches_of_any_nesting() -> None:
     assert halves[0]["c"][1].dim() == 0
     with pytest.raises(DataError, match="cannot be split"):
         split(batch, 3)
-
-
-def test_tokens_are_whole_numbers_in_a_matrix() -> None:
-    assert count({"mask": torch.ones(2, 9), "input_ids": torch.ones(2, 5, dtype=torch.long)}) == (2, 10)
-    assert count((torch.ones(2, 5), torch.ones(2, dtype=torch.long))) == (2, 0)
-    assert count(torch.ones(2, 5, dtype=torch.bool)) == (2, 0)
 
 
 # Statistics, monitor, comparison
