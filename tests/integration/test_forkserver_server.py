@@ -420,7 +420,7 @@ def test_other_users_are_not_served(bare: RunningServer) -> None:
 def raw(server: RunningServer, data: bytes, fds: list[int] | None = None) -> bytes:
     """Return the server's answer to the bytes; empty if it closes the connection."""
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(60)
+        sock.settimeout(PATIENCE_SECONDS)
         sock.connect(str(server.socket))
         socket.send_fds(sock, [data], fds or [])
         sock.shutdown(socket.SHUT_WR)

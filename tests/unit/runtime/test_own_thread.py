@@ -28,7 +28,7 @@ def test_a_call_that_is_given_up_is_dropped() -> None:
     gate, ended = threading.Event(), threading.Event()
 
     def slow() -> None:
-        gate.wait(10)
+        gate.wait(PATIENCE_SECONDS)
         ended.set()
         raise OSError("nobody hears this")
 
@@ -37,7 +37,7 @@ def test_a_call_that_is_given_up_is_dropped() -> None:
             async with asyncio.timeout(0.05):
                 await in_own_thread(slow)
         gate.set()
-        assert await asyncio.to_thread(ended.wait, 10)
+        assert await asyncio.to_thread(ended.wait, PATIENCE_SECONDS)
 
     asyncio.run(ask())
 

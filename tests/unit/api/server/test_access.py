@@ -415,7 +415,7 @@ def test_junk_on_the_wire_is_answered_and_survived(served: ServedFake) -> None:
         b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n",
     ):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            sock.settimeout(60)
+            sock.settimeout(PATIENCE_SECONDS)
             sock.connect(served.endpoint.socket_path)
             sock.sendall(junk + b"\r\n\r\n")
             answer = b""

@@ -107,7 +107,7 @@ def test_a_connection_that_never_finishes_its_head_is_closed(tmp_path: Path, sai
         serve_fake(tmp_path, owner_uid=os.getuid(), deadlines=quick) as served,
         socket.socket(socket.AF_UNIX) as sock,
     ):
-        sock.settimeout(60)
+        sock.settimeout(PATIENCE_SECONDS)
         sock.connect(served.endpoint.socket_path)
         sock.sendall(said)
         assert sock.recv(100) == b""
@@ -115,7 +115,7 @@ def test_a_connection_that_never_finishes_its_head_is_closed(tmp_path: Path, sai
 
 def test_a_body_that_never_ends_is_given_up(tmp_path: Path) -> None:
     with serve_fake(tmp_path, owner_uid=os.getuid(), body_seconds=0.1) as served, socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(60)
+        sock.settimeout(PATIENCE_SECONDS)
         sock.connect(served.endpoint.socket_path)
         sock.sendall(
             b"POST /api/v1/prune HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -174,7 +174,7 @@ KEPT = b"GET /api/v1/health HTTP/1.1\r\nHost: localhost\r\n"
 @contextlib.contextmanager
 def connected(path: str) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(60)
+        sock.settimeout(PATIENCE_SECONDS)
         sock.connect(path)
         yield sock
 

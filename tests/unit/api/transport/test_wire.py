@@ -38,7 +38,7 @@ def server(path: Path, behave: Callable[[socket.socket], None]) -> Iterator[Endp
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path / "s"))
     listener.listen(4)
-    listener.settimeout(60)
+    listener.settimeout(PATIENCE_SECONDS)
 
     def serve() -> None:
         try:
