@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from textual.widgets import Static
 
 from orchestrator.api.errors import BadRequestError, NotFoundError, OrchError
 from orchestrator.cli.commands import gpu
 from orchestrator.cli.commands.runs import find_recording
 from orchestrator.cli.session import Session
 from orchestrator.cli.top.player import Player
-from orchestrator.cli.top.screen import ReplayApp
 from orchestrator.gpu.recording.reading import RecordedSample, Recording
 
 START = 1_700_000_000.0
@@ -127,36 +124,6 @@ def test_balance_training_and_defects_of_the_file_are_told(clock: Clock) -> None
     assert "training: epoch 3" in shown.problems
     assert "the end of the file is cut off and left out" in shown.problems
     assert any("2 entries" in problem for problem in shown.problems)
-
-
-def test_the_keys_play_it(clock: Clock) -> None:
-    player = Player(recording(), clock=clock)
-
-    async def go() -> None:
-        app = ReplayApp(player)
-        async with app.run_test(size=(80, 24)) as pilot:
-
-            def head() -> str:
-                return str(app.query_one("#head", Static).render())
-
-            await pilot.press("space")
-            assert "paused" in head()
-            for key, position in (("full_stop", 1.0), ("right", 11.0), ("right_square_bracket", 71.0)):
-                await pilot.press(key)
-                assert player.position == position
-            for key, position in (("left", 61.0), ("left_square_bracket", 1.0), ("comma", 0.0), ("dollar_sign", 100.0)):
-                await pilot.press(key)
-                assert player.position == position
-            await pilot.press("0", "space", "plus")
-            assert (player.position, player.playing, player.speed) == (0.0, True, 2.0)
-            await pilot.press("minus")
-            assert player.speed == 1.0
-            assert not app.query_one("#jobs-empty").display, "a recording holds no jobs"
-            await pilot.press("slash", *"gpu0", "space", "left")
-            assert player.playing, "a blank is part of the filter"
-            assert app.query_one("#gpus").display
-
-    asyncio.run(go())
 
 
 # --------------------------------------------------------------------------------------------------------------- command

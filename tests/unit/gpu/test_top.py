@@ -27,10 +27,6 @@ from orchestrator.cli.top.cells import (
     Order,
     TopColumn,
     fitted,
-    gpu_detail,
-    job_cells,
-    process_cells,
-    rate,
     widths,
 )
 from orchestrator.cli.top.frames import (
@@ -143,72 +139,6 @@ def test_the_headline_counts_what_matters() -> None:
     assert model.headline(frame((row(0),), origin="no daemon: this machine only")).endswith("this machine only")
     host = Host(cpu_share=0.5, cores=1, load=0.25, memory_used_bytes=1 << 30, memory_total_bytes=4 << 30)
     assert model.host_line(host) == "host: CPU 50% of 1 core  load 0.2  memory 1.0/4.0 GiB"
-
-
-def test_job_and_process_cells_hold_only_what_is_known() -> None:
-    shown = {key: text for key, (text, _) in job_cells(job(balance=POOR)).items()}
-    assert shown == {
-        "job": "digits-k3f9q2",
-        "state": "RUNNING",
-        "gpus": "2",
-        "progress": "step 10/100",
-        "balance": "poor: power CV 40%",
-    }
-    assert set(job_cells(job(progress=None, balance=None))) == {"job", "state", "gpus"}
-    line = ProcessLine(
-        pid=7,
-        node="n",
-        gpu=1,
-        gpu_uuid="g",
-        memory_bytes=5 << 30,
-        gpu_share=0.5,
-        utilization=0.25,
-        owner="digits-k3f9q2:1",
-        branch="└─ ",
-        user="ann",
-        cpu_percent=99.6,
-        resident_bytes=1 << 30,
-        seconds=3725.0,
-        command="python train.py",
-    )
-    assert {key: text for key, (text, _) in process_cells(line).items()} == {
-        "pid": "7",
-        "node": "n",
-        "gpu": "1",
-        "util": "25%",
-        "memory": "5.0 GiB",
-        "share": "50%",
-        "cpu": "100%",
-        "resident": "1.0 GiB",
-        "time": "1:02:05",
-        "user": "ann",
-        "command": "└─ [digits-k3f9q2:1] python train.py",
-    }
-    assert set(process_cells(ProcessLine(pid=7, node="n", gpu=1))) == {"pid", "node", "gpu"}
-
-
-def test_the_detail_of_a_gpu_tells_what_a_narrow_table_has_no_room_for() -> None:
-    held = row(
-        0,
-        sm_clock_hertz=1.98e9,
-        memory_clock_hertz=2.6e9,
-        fan_ratio=0.3,
-        holders=(GpuOwner(job_id="a-000001", rank=0), GpuOwner(job_id="b-000002", rank=3)),
-        problem="it is hot",
-    )
-    traffic = {"GPU-0": Traffic(pcie_sent=1.25e9, pcie_received=3e5, nvlink_sent=4e10)}
-    text = gpu_detail(held, frame((held,), traffic=traffic))
-    for part in (
-        "SM 1980 MHz",
-        "memory clock 2600 MHz",
-        "fan 30%",
-        "PCIe out/in 1.2G/300k B/s",
-        "NVLink out/in 40.0G/- B/s",
-        "a-000001:0, b-000002:3",
-        "it is hot",
-    ):
-        assert part in text
-    assert [rate(value) for value in (0, 999, 1500, 2.5e6, 3e12)] == ["0", "999", "2k", "2.5M", "3.0T"]
 
 
 # ---------------------------------------------------------------------------------------------------------------- screen

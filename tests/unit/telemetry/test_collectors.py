@@ -252,20 +252,6 @@ def test_what_a_scrape_of_ten_thousand_jobs_gives_and_costs_is_bounded() -> None
     assert work < 1.1 * calls(lambda: render(small, "")), "the jobs that have no series cost next to nothing"
 
 
-def test_each_scrape_takes_one_new_picture() -> None:
-    taken = []
-
-    def take() -> Snapshot:
-        taken.append(1)
-        return Snapshot(at=NOW, daemon=DAEMON)
-
-    made = registry(take)
-    assert taken == []
-    render(made, "")
-    render(made, "")
-    assert len(taken) == 2
-
-
 def test_marks_are_what_the_boards_draw() -> None:
     from dashboards.job import EVENT_COLORS
 

@@ -66,32 +66,6 @@ def test_each_gang_has_as_many_workers_made_again_and_no_more_than_eight() -> No
     asyncio.run(run())
 
 
-def test_no_worker_is_made_where_none_is_useful_until_one_is() -> None:
-    asked: list[Mapping[str, int]] = []
-    useful = False
-
-    async def warm(placed: Mapping[str, int]) -> None:
-        asked.append(placed)
-
-    async def run() -> None:
-        nonlocal useful
-        spawned = Spawned()
-        idle = IdleWorkers(warm, spawned, useful=lambda: useful, later_seconds=0.0)
-        job, other = running(), pending(job_id="other-aaaaaa")
-        idle.changed(job)
-        await spawned.run()
-        idle.changed(other)
-        await spawned.run()
-        assert asked == []
-        useful = True
-        idle.ended(job.id)
-        idle.changed(other)
-        await spawned.run()
-        assert asked == [Counter(job.nodes)], "once"
-
-    asyncio.run(run())
-
-
 def gang(ranks: int, *, cpu: float = 0, gpu: float = 0) -> LiveJobs:
     """Return live jobs with one job, which runs on node "a"."""
     return LiveJobs([running(pending(make_spec(workers=ranks, cpu=cpu, gpu=gpu)))])

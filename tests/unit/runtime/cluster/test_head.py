@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -22,7 +21,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from orchestrator.durable_files import write_whole
-from orchestrator.runtime.cluster import cluster as cluster_module
 from orchestrator.runtime.cluster.cluster import Cluster, ClusterOptions
 from orchestrator.runtime.cluster.head import (
     START_TRIES,
@@ -139,30 +137,6 @@ def test_a_head_of_an_earlier_daemon_that_is_ending_is_ended_and_not_taken(tmp_p
 
 
 # -- the number of idle workers that it is requested to keep
-
-
-@pytest.mark.parametrize(("placed", "kept"), [(None, 2), ({"a": 1}, 2), ({"a": 5}, 5)])
-def test_it_keeps_as_many_idle_workers_as_it_began_with_or_as_the_gang_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placed: dict[str, int] | None, kept: int
-) -> None:
-    requested: list[int] = []
-    node = RayNode(id="n1", alive=True, hostname="h", address="", port=1, total={"CPU": 2.0})
-    monkeypatch.setattr(control_plane, "nodes", lambda: {"n1": node})
-    monkeypatch.setattr(control_plane, "prestart_workers", lambda _node, count, _seconds: requested.append(count))
-    monkeypatch.setattr(cluster_module, "idle_workers", lambda _raylet: 1)
-
-    async def run() -> None:
-        paths = Settings.from_environ({"ORCH_HOME": str(tmp_path)}).paths
-        cluster = Cluster(paths, ClusterOptions(warm_workers=2), on_lost=lambda: None)
-        head: Any = SimpleNamespace(raylet_pid=4711)
-        cluster._head = head
-        await cluster.warm(placed)
-        assert requested == [], "Ray is not connected"
-        cluster.ray.opened()
-        await cluster.warm(placed)
-
-    asyncio.run(run())
-    assert requested == [kept - 1], "one is there"
 
 
 def test_the_raylet_is_no_idle_worker_though_its_command_line_has_that_of_workers() -> None:
