@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 from pathlib import Path
@@ -86,32 +85,6 @@ def test_stopped_and_deadlocked_ranks_are_found_and_pauses_are_not(stack: Stack,
     job = stack.wait(paused)
     assert (job.state, job.attempt) == ("SUCCEEDED", 1)
     assert not {"no_step", "rank_stopped", "attempt_failed"} & set(kinds(stack, paused))
-
-
-@pytest.mark.rare
-def test_notify_tells_and_leaves_the_job_alone(stack: Stack, tmp_path: Path) -> None:
-    job_id = submit(stack, tmp_path, "steps", "on_hang: notify")
-    stack.wait_step(job_id, 20)
-    pid = stack.pids(job_id)[0]
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        shown = stack.orch("stacks", job_id, "--json")
-        assert shown.returncode == 0, shown.stderr
-        ranks = json.loads(shown.stdout)["ranks"]
-        assert [rank["rank"] for rank in ranks] == [0, 1]
-        assert (ranks[0]["state"], ranks[0]["pid"]) == ("T", pid)
-        assert any("train.py" in frame for rank in ranks for frame in rank["threads"][0]["frames"])
-        wait_until("it is told", lambda: "rank_stopped" in kinds(stack, job_id))
-        assert stack.job(job_id).state == "RUNNING"
-        for rank in ("2", "-1"):  # there is none
-            refused = stack.orch("stacks", job_id, "--rank", rank)
-            assert (refused.returncode, "rank" in refused.stderr) == (2, True)
-        told = [event.summary for event in stack.client.events(job_id) if event.body.get("code") == "rank_stopped"]
-        assert "rank 0 is stopped" in told[-1]
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    job = stack.wait(job_id)
-    assert (job.state, job.attempt) == ("SUCCEEDED", 1)
 
 
 @pytest.mark.rare

@@ -129,18 +129,6 @@ def test_the_exit_record_says_why_a_rank_left_and_how_far_it_was(stack: Stack, l
     assert (second.ending.stop_seen_at, second.ending.last_step) == (None, STEPS)
 
 
-@pytest.mark.rare
-def test_a_rank_that_dies_of_it_is_resumed(stack: Stack, ledger: Ledger, tmp_path: Path, dice: random.Random) -> None:
-    job_id = submit(stack, ledger, tmp_path, ranks=2, collective=True, asks=False)
-    pids = ranks_at(ledger, job_id, 6, ranks=2)
-    terminate(dice.choice(pids))
-    job = stack.wait(job_id)
-    assert (job.state, job.attempt, job.restarts_by_class) == ("SUCCEEDED", 2, {"infra": 1}), job.failure
-    (failure,) = failures(stack, job_id)
-    assert str(failure["sentence"]).endswith("was killed by SIGTERM")
-    ledger.check(job_id)
-
-
 def plain(style: str, file: Path, *, entrypoint: str = "", **spec: object) -> str:
     arguments = f"{style} {STEPS} {shlex.quote(str(file))}"
     return json.dumps(
@@ -199,22 +187,6 @@ def test_a_script_that_knows_nothing_of_orch_is_resumed(stack: Stack, tmp_path: 
     job = stack.wait(job_id)
     assert (job.state, job.attempt, job.restarts_by_class) == ("SUCCEEDED", 2, {"infra": 1}), job.failure
     assert [step > 0 for _, step in starts(file)] == [False, True]
-
-
-@pytest.mark.rare
-@pytest.mark.parametrize("progress", [True, False])
-def test_a_script_that_had_printed_its_last_step_has_finished(stack: Stack, tmp_path: Path, *, progress: bool) -> None:
-    file = tmp_path / "step"
-    health = {"health": {"progress": {"pattern": r"step (\d+)/(\d+)"}}} if progress else {}
-    job_id = stack.submit(plain("late", file, **health), tmp_path / "work", train=PLAIN)
-    terminate(at_step(file, STEPS))
-    if not progress:  # its progress is unknown, so it is started again
-        wait_until("it is started again", lambda: len(starts(file)) == 2)
-        stack.client.cancel(job_id)
-        assert stack.wait(job_id).state == "CANCELLED"
-        return
-    job = stack.wait(job_id)
-    assert (job.state, job.attempt) == ("SUCCEEDED", 1), job.failure
 
 
 @pytest.mark.rare

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
 from pathlib import Path
 
 import pytest
@@ -66,21 +65,6 @@ def test_each_class_of_failure_has_a_budget_of_its_own(stack: Stack, ledger: Led
     assert job.failure is not None
     assert "1 of 1 infra restarts used" in job.failure.sentence
     assert [a.failure_class for a in job.attempts] == ["infra", "user", "infra"]
-    ledger.check(job.id)
-
-
-@pytest.mark.rare
-def test_a_crash_that_brings_no_checkpoint_is_not_repeated_for_ever(
-    stack: Stack, ledger: Ledger, tmp_path: Path
-) -> None:
-    faults = [{"attempt": attempt, "step": 2, "kind": "sigkill"} for attempt in range(1, 9)]
-    retry = {"max_restarts": {"infra": 8}, "max_no_progress": 2, "backoff": {"initial": "100ms", "max": "200ms"}}
-    job = stack.wait(submit(stack, job_spec(ledger, steps=9, faults=faults, spec={"retry": retry}), tmp_path / "work"))
-    assert job.state == "FAILED"
-    assert job.attempt == 3
-    assert job.exit_code == 128 + signal.SIGKILL
-    assert job.failure is not None
-    assert "brought no newer checkpoint" in job.failure.sentence
     ledger.check(job.id)
 
 

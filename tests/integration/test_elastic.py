@@ -109,16 +109,6 @@ def _runs_on(stack: Stack, job_id: str, ranks: int) -> bool:
 
 
 @pytest.mark.rare
-def test_a_script_that_does_not_take_part_fails_with_the_reason(stack: Stack, tmp_path: Path) -> None:
-    script = "from orchestrator.train import context\ncontext().report(step=1)\n"
-    job = stack.wait(stack.submit(spec("fixed", "{min: 1, max: 2}"), tmp_path / "fixed", train=script))
-    assert job.state == "FAILED"
-    assert job.failure is not None
-    assert job.failure.failure_class == "user"
-    assert "has not asked for its share of the batch" in job.failure.sentence
-
-
-@pytest.mark.rare
 def test_auto_is_as_many_as_are_free_and_asks_nothing_of_the_script(stack: Stack, tmp_path: Path) -> None:
     script = "from orchestrator.train import context\ncontext().report(step=context().world_size)\n"
     job = stack.wait(stack.submit(spec("auto", "auto"), tmp_path / "auto", train=script))

@@ -100,20 +100,6 @@ def test_the_keyboard_alone_signs_in_after_a_wrong_token(served: ServedPage, vis
 
 
 @pytest.mark.rare
-def test_too_many_wrong_tokens_are_told_and_the_right_one_signs_in(
-    served: ServedPage, visitor: Callable[..., Page]
-) -> None:
-    page = visitor()
-    for number in range(6):
-        guess(page, f"wrong {number}")
-    expect(page.get_by_role("alert")).to_have_text(
-        "5 wrong tokens within 60 s; the right token, in the file of `--token-file`, signs in at any time"
-    )
-    guess(page, TOKEN)
-    expect(page).to_have_url(f"{served.address}/")
-
-
-@pytest.mark.rare
 def test_signing_in_works_without_javascript(served: ServedPage, visitor: Callable[..., Page]) -> None:
     page = visitor(java_script_enabled=False)
     page.get_by_label("The daemon's token").fill(TOKEN)
