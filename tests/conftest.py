@@ -42,7 +42,6 @@ def pytest_configure(config: pytest.Config) -> None:
     A shell that starts pytest in the background makes it ignore SIGINT, and every script that a test starts as well.
     """
     signals.guard()
-    gc.disable()  # collection makes a million objects that stay: looking through them again and again takes seconds
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get("CI") and not config.pluginmanager.hasplugin("randomly"):
@@ -59,10 +58,15 @@ def _say(config: pytest.Config, line: str) -> None:
         reporter.flush()
 
 
-def pytest_collection_finish() -> None:
-    """Leave what collection has made out of every later garbage collection."""
-    gc.enable()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage meanwhile: a million objects are made that stay. Every later garbage collection leaves them out."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)
