@@ -83,21 +83,6 @@ def test_claims_are_decided_by_intervals_where_there_are_gpus() -> None:
     assert set(found.values()) == {Finding.HOLDS}
 
 
-def test_processors_decide_no_claim_and_tell_no_memory() -> None:
-    plan = plan_of(model="medium", per_rank=32, ranks=(1, 2), gpus=0, mixed="bf16")
-    found = {cell: result(cell, 100.0) for cell in plan.cells}
-    assert set(findings(plan, found, gpus=False).values()) == {Finding.NEEDS_HARDWARE}
-    measured = quantities(plan, found, on_gpus=False)
-    assert {key[0] for key in measured} == {
-        Quantity.DDP_SPEED_UP,
-        Quantity.EFFICIENCY,
-        Quantity.COMMUNICATION_SHARE,
-        Quantity.MIXED_SPEED_UP,
-        Quantity.ACCUMULATED_SPEED_UP,
-    }
-    assert measured[Quantity.EFFICIENCY, 2].interval.value == pytest.approx(0.5)
-
-
 @pytest.mark.parametrize(
     ("at_least", "low", "high", "finding"),
     [
@@ -117,13 +102,6 @@ def test_a_claim_holds_or_fails_only_with_the_whole_interval(
     interval = Interval(1.8, low, high)
     measured = Measured(quantity=Quantity.MIXED_SPEED_UP, gpus=1, interval=interval, on_gpus=True)
     assert check_claim(claim, {(Quantity.MIXED_SPEED_UP, 1): measured}).finding is finding
-
-
-def test_most_models_means_the_median_one() -> None:
-    plan, found = on_gpus()
-    for cell, share in zip(plan.other_models, (0.5, 0.01, 0.5), strict=True):
-        found[cell] = result(cell, 100.0, exposed=share)
-    assert quantities(plan, found, on_gpus=True)[Quantity.COMMUNICATION_SHARE, 2].interval.value == pytest.approx(0.26)
 
 
 def test_what_failed_is_said_and_the_rest_is_told() -> None:
@@ -182,8 +160,3 @@ def test_a_tiny_suite_on_processors(
     report = (tmp_path / "out/training_suite_medium.md").read_text()
     assert "One rank alone: there is nothing to scale." in report
     assert "needs a GPU" in report
-
-
-def test_suite_and_sweep_are_two_things(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(("bench", "--suite", "training", "--nccl-sweep", "--output-dir", str(tmp_path))) == 2
-    assert "--suite and --nccl-sweep are two measurements" in capsys.readouterr().err

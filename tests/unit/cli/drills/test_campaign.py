@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orchestrator.api.errors import DaemonUnreachableError, RefusedError
 from orchestrator.cli.console import Console
 from orchestrator.cli.drills import campaign as module
 from orchestrator.cli.drills import campaign as text
@@ -144,29 +142,12 @@ def test_the_end_of_ray_leaves_jobs_of_others_their_last_restart(daemon: FakeDae
     assert "a, ray: infra restarts of of-eve used: 2 of 3" in text.left_alone(report)[0]
 
 
-def test_a_seed_gives_the_same_drills_again(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    daemon.budgets = {"infra": 20, "hang": 20}
-    run(daemon, [Kind.RANK, Kind.ACTOR, Kind.HANG])
-    again = FakeDaemon(infra=20, hang=20)
-    run(again, [Kind.RANK, Kind.ACTOR, Kind.HANG])
-    other = FakeDaemon(infra=20, hang=20)
-    run(other, [Kind.RANK, Kind.ACTOR, Kind.HANG], seed=8)
-    assert daemon.log == again.log != other.log
-    assert {rank for _, rank in daemon.log} == {0, 1}
-
-
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt(), SystemExit(143)])
 def test_an_interruption_leaves_a_report(daemon: FakeDaemon, interruption: BaseException) -> None:
     daemon.outcomes[Kind.HANG] = interruption
     report = run(daemon, [Kind.HANG])
     assert report.interrupted
     assert "interrupted" in text.outcome(report)
-
-
-def test_a_daemon_that_answers_no_more_is_a_problem(daemon: FakeDaemon) -> None:
-    daemon.outcomes[Kind.DAEMON] = DaemonUnreachableError("cannot connect", hint="")
-    report = run(daemon, [Kind.DAEMON])
-    assert "cannot connect" in report.problems[0]
 
 
 def test_the_report_is_told_in_text_json_and_html(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
@@ -220,20 +201,3 @@ def test_a_campaign_needs_a_running_job(orch: Orch, served: ServedFake) -> None:
     ended = served.do(lambda service: service.add(state="FAILED"))
     assert f"{ended.id} is FAILED" in orch("drill", ended.id, "--campaign", "30m", "--yes").err
     assert orch("drill", "--kill", "rank").code == 2
-
-
-def test_a_page_that_cannot_be_written_is_told(
-    orch: Orch, job: JobView, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    class Refusing(FakeDrill):
-        def run(self, kind: Kind, *, much: bool) -> DrillReport:
-            raise RefusedError("not here", hint="")
-
-    monkeypatch.setattr(module, "Drill", Refusing)
-    line = ("drill", job.id, "--campaign", "30m", "--kinds", "agent", "--yes", "--seed", "3")
-    done = orch(*line, "--html", str(tmp_path / "page.html"))
-    assert done.code == 5, done.err
-    assert "0 drills" in done.out
-    assert "seed 3: no fault was injected" in done.out
-    assert "not here" in (tmp_path / "page.html").read_text()
-    assert "cannot be written" in orch(*line, "--html", str(tmp_path / "no" / "page.html")).err
