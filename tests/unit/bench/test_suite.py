@@ -83,6 +83,21 @@ def test_claims_are_decided_by_intervals_where_there_are_gpus() -> None:
     assert set(found.values()) == {Finding.HOLDS}
 
 
+def test_processors_decide_no_claim_and_tell_no_memory() -> None:
+    plan = plan_of(model="medium", per_rank=32, ranks=(1, 2), gpus=0, mixed="bf16")
+    found = {cell: result(cell, 100.0) for cell in plan.cells}
+    assert set(findings(plan, found, gpus=False).values()) == {Finding.NEEDS_HARDWARE}
+    measured = quantities(plan, found, on_gpus=False)
+    assert {key[0] for key in measured} == {
+        Quantity.DDP_SPEED_UP,
+        Quantity.EFFICIENCY,
+        Quantity.COMMUNICATION_SHARE,
+        Quantity.MIXED_SPEED_UP,
+        Quantity.ACCUMULATED_SPEED_UP,
+    }
+    assert measured[Quantity.EFFICIENCY, 2].interval.value == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize(
     ("at_least", "low", "high", "finding"),
     [
