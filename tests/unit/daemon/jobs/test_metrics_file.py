@@ -12,7 +12,7 @@ import pytest
 from orchestrator.daemon.jobs import metrics_file
 from orchestrator.daemon.jobs.progress import ProgressTable
 from orchestrator.train.script.progress_reading import ProgressSnapshot
-from tests.unit.core.builders import T0, after, changed, failed, gone, pending, running, started
+from tests.unit.core.builders import T0, after, failed, gone, running, started
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -213,11 +213,3 @@ def test_a_file_has_a_bound_and_its_newest_line_is_always_in_it(path: Path) -> N
     assert path.stat().st_size <= 2000
     assert path.with_name("metrics.jsonl.1").stat().st_size < 3000
     assert len(list(path.parent.iterdir())) == 2
-
-
-def test_jobs_that_wait_have_no_progress(path: Path) -> None:
-    job, book = changed(pending()), ProgressTable()
-    assert not book.knows(job.id)
-    book.recall({job.id: path})
-    assert book.knows(job.id)
-    assert book.of(job.id) is None
