@@ -94,7 +94,7 @@ integration: $(STAMP)
 	.ci/install-test-tools
 	$(BIN)/python -m pytest -q -n 3 $(XDIST) -m 'not rare' --no-loadscope-reorder tests/integration tests/acceptance tests/faults
 
-# Rare faults, other tools' installers, and whole examples, which take minutes: part of `make nightly`, not of `make test`.
+# Rare faults, variants of what other tests show, the contract of runtimes on Ray, other tools' installers, and whole examples: part of `make nightly`, not of `make test`.
 rare: $(STAMP)
 	.ci/install-test-tools
 	$(BIN)/python -m pytest -q -n 2 $(XDIST) -m rare $(UNIT) tests/integration tests/acceptance tests/faults
@@ -154,7 +154,7 @@ hosts: $(STAMP)
 	$(BIN)/python -m benchmarks.hosts --faults $(HOST_FAULTS) --json benchmarks/results/$$(date +%F)-hosts.json
 
 # Power cuts of the disk below a home, at every point of a job's life; needs root and loop devices: some minutes for ten cuts.
-# Shorter: make power-cuts CUTS=8, as make test does (tests/faults/test_power_cuts.py).
+# Shorter: make power-cuts CUTS=8, as make rare does; make test has two cuts (tests/faults/test_power_cuts.py).
 CUTS ?= 200
 power-cuts: $(STAMP)
 	$(BIN)/python -m benchmarks.power_cuts --cuts $(CUTS) --json benchmarks/results/$$(date +%F)-power_cuts.json
@@ -169,7 +169,7 @@ instructions: $(STAMP)
 	$(BIN)/python -m benchmarks.instructions --compare
 
 # The TensorFlow example with real kills, in an interpreter of its own with TensorFlow, torch and orch (2 GB). ORCH_TEST_TENSORFLOW names
-# another interpreter, and makes `make test` run the example as well.
+# another interpreter, and makes `make rare` run the example as well.
 tensorflow: $(STAMP) $(if $(ORCH_TEST_TENSORFLOW),,.venv-tensorflow)
 	ORCH_TEST_TENSORFLOW=$${ORCH_TEST_TENSORFLOW:-$(CURDIR)/.venv-tensorflow/bin/python} \
 		$(BIN)/python -m pytest -q tests/integration/test_trainer_examples.py -k tensorflow

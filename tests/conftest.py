@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -22,7 +23,7 @@ from tests.support.stack import Stack
 
 # Property tests search at random on developers' machines, and repeat the same cases in CI, where a finding would block an unrelated
 # change. No test has a deadline: a busy machine is not a fault of the code.
-settings.register_profile("people", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("people", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("people"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "people")
 
@@ -55,6 +56,17 @@ def _say(config: pytest.Config, line: str) -> None:
     if reporter is not None:
         reporter.write_line(line)
         reporter.flush()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage meanwhile: a million objects are made that stay. Every later garbage collection leaves them out."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)

@@ -34,10 +34,10 @@ def _blocks(page: Path, language: str, flag: str = "") -> list[str]:
 README_SCRIPTS = _blocks(ROOT / "README.md", "python")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_every_link_leads_to_a_file(page: Path) -> None:
-    missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
-    assert missing == []
+def test_every_link_leads_to_a_file() -> None:
+    links = [(page, link) for page in PAGES for link in LINK.findall(page.read_text())]
+    assert len(links) > 100
+    assert [f"{page}: {link}" for page, link in links if not (page.parent / link).exists()] == []
 
 
 def anchors(page: Path) -> set[str]:
@@ -46,10 +46,12 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_every_link_into_a_page_leads_to_a_heading(page: Path) -> None:
-    links = ANCHOR.findall(page.read_text())
-    assert [f"{name}#{at}" for name, at in links if at not in anchors(page.parent / name if name else page)] == []
+def test_every_link_into_a_page_leads_to_a_heading() -> None:
+    links = [(page, name, at) for page in PAGES for name, at in ANCHOR.findall(page.read_text())]
+    assert len(links) > 20
+    assert [
+        f"{page}: {name}#{at}" for page, name, at in links if at not in anchors(page.parent / name if name else page)
+    ] == []
 
 
 def test_every_page_is_in_the_index() -> None:

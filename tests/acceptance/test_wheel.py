@@ -105,6 +105,7 @@ def test_the_package_page_names_nothing_that_is_not_known(installed: Path) -> No
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
 
 
+@pytest.mark.rare
 def test_the_links_of_the_package_page_lead_to_files_of_that_version(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
     environ = {**os.environ, "ORCH_REPOSITORY_URL": "https://git.example.org/me/orch/"}

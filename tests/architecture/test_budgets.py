@@ -174,42 +174,6 @@ def test_a_budget_is_kept(what: str) -> None:
     assert figure(of) <= BUDGETS[what], of
 
 
-@pytest.mark.parametrize(
-    ("source", "private_of_ray"),
-    [
-        ("import ray\nray.get(x)", set()),
-        ("from ray._private import services\nservices.start(1)", {"ray._private.services"}),
-        ("from ray import _raylet\nraylet: Any = _raylet\nraylet.port()", {"ray._raylet"}),
-        ("import ray\nray._private.worker.print_logs()", {"ray._private.worker.print_logs"}),
-        ("from ray.core.generated import gcs_pb2 as messages\nmessages.Job()", {"ray.core.generated.gcs_pb2"}),
-        ("from ray import actor\nactor._modify(1)", {"ray.actor._modify"}),
-        ("m = importlib.import_module('ray._private.node')", {"ray._private.node"}),
-        ("from ray._private import services\nservices.start = other", {"ray._private.services"}),
-        ("PRELOADED = ('ray._private.node', 'ray.util')", {"ray._private.node"}),
-        ("import ray\ngetattr(ray, '_version')", {"ray._version"}),
-        ("from ray.util import addons\naddons.apply = nothing", {"ray.util.addons.apply"}),
-        ("from .ray import _own\nself._ray._private", set()),
-    ],
-)
-def test_private_names_of_ray_are_found(source: str, private_of_ray: set[str]) -> None:
-    assert Names(source).private_of_ray == private_of_ray
-
-
-@pytest.mark.parametrize(
-    ("source", "replaced"),
-    [
-        ("import torch\nx = torch.cuda.is_available()\nmodel.weight = torch.ones(1)", set()),
-        ("import torch\ntorch.autograd.backward = timed", {"torch.autograd.backward"}),
-        ("def change(distributed):\n    c10d = distributed.distributed_c10d\n    c10d._rank = other", {"torch.distributed.distributed_c10d._rank"}),
-        ("from torch import cuda\ncuda.a, cuda.b = saved", {"torch.cuda.a", "torch.cuda.b"}),
-        ("from torch import nn\nsetattr(nn.Module, name, f)\nsetattr(nn, 'Linear', f)", {"torch.nn.Module.*", "torch.nn.Linear"}),
-        ("import torch\ndel torch.compile", {"torch.compile"}),
-    ],
-)  # fmt: skip
-def test_replaced_names_of_torch_are_found(source: str, replaced: set[str]) -> None:
-    assert Names(source).replaced_of_torch == replaced
-
-
 if __name__ == "__main__":
     over = []
     for what, budget in BUDGETS.items():

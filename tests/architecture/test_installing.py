@@ -70,6 +70,7 @@ class Quiet(SimpleHTTPRequestHandler):
         return
 
 
+@pytest.mark.rare
 def test_an_index_without_local_versions_has_everything_that_the_pins_name(tmp_path: Path) -> None:
     """For the first release of this Python, too: Debian 12 has 3.11.2, and some packages need a later one."""
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
@@ -182,7 +183,7 @@ def choose(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("name", ["python3", "python", "python3.11", "python3.12", "python3.13", "python3.14"])
+@pytest.mark.parametrize("name", ["python3", "python3.13"])
 def test_a_python_is_found_by_any_name(tmp_path: Path, name: str) -> None:
     fake_python(tmp_path / name)
     assert choose(tmp_path).stdout == f"{sys.executable}\n"
@@ -281,23 +282,6 @@ FILES = sorted(
 )
 
 
-def test_the_pattern_finds_such_lines() -> None:
-    for line in (
-        "pip install orch",
-        "pip install 'orch[top]'",
-        "pipx install --force orch",
-        "pip install --upgrade orch.",
-    ):
-        assert BARE.search(line), line
-    for line in (
-        "pip install dist/orchd-*.whl",
-        "pip install torch",
-        "install -m644 systemd/orch.sysusers /usr",
-        "pip install ./orch",
-    ):
-        assert not BARE.search(line), line
-
-
 def test_nothing_installs_the_bare_name() -> None:
     """On PyPI, `orch` is another project."""
     assert len(FILES) > 100
@@ -319,10 +303,12 @@ def test_orch_up_is_advised_only_where_a_daemon_can_be_started() -> None:
     """A client without the part `daemon` cannot follow that advice, also if a daemon elsewhere gives it."""
     found = set()
     for path in (ROOT / "orchestrator").rglob("*.py"):
-        tree = tree_of(path.read_text(encoding="utf-8"))
+        if "orch up" not in (text := path.read_text(encoding="utf-8")):
+            continue
+        tree = tree_of(text)
         told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
         for node in ast.walk(tree):
-            text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
-            if re.search(r"\borch up\b", text) and id(node) not in told:
+            value = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+            if re.search(r"\borch up\b", value) and id(node) not in told:
                 found.add(str(path.relative_to(ROOT / "orchestrator")))
     assert found == ON_ITS_MACHINE

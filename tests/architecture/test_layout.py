@@ -56,7 +56,8 @@ def test_the_package_has_the_rooms_of_the_plan() -> None:
 
 def test_a_module_opens_with_what_it_owns() -> None:
     assert len(MODULES) > 100
-    assert [name_of(path) for path in MODULES if not ast.get_docstring(tree_of(path.read_text()))] == []
+    opening = re.compile(r'(#.*\n|\s)*r?"""')
+    assert [name_of(path) for path in MODULES if not opening.match(path.read_text())] == []
 
 
 def test_trees_are_walked_and_removed_by_one_module() -> None:
@@ -64,7 +65,9 @@ def test_trees_are_walked_and_removed_by_one_module() -> None:
     recursive = {"walk", "fwalk", "rmtree", "copytree", "rglob", "removedirs"}
     modules = {"os", "shutil", "Path", "glob"}
     found = []
-    for path in MODULES:
+    may_offend = re.compile("walk|rmtree|copytree|glob|removedirs")
+    suspects = [path for path in MODULES if may_offend.search(path.read_text())]
+    for path in suspects:
         for node in ast.walk(tree_of(path.read_text())):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
@@ -76,7 +79,7 @@ def test_trees_are_walked_and_removed_by_one_module() -> None:
     assert found == [], "use orchestrator.trees"
     imported = [
         name_of(path)
-        for path in MODULES
+        for path in suspects
         for node in ast.walk(tree_of(path.read_text()))
         if isinstance(node, ast.ImportFrom)
         and node.module in modules
@@ -114,6 +117,7 @@ def test_errors_say_what_happened_and_what_to_do() -> None:
     bare = [
         f"{name_of(path)}: {node.name}"
         for path in MODULES
+        if re.search(r"class \w*Error\b", path.read_text())
         for node in ast.walk(tree_of(path.read_text()))
         if isinstance(node, ast.ClassDef) and node.name.endswith("Error") and not ast.get_docstring(node)
     ]

@@ -1,18 +1,13 @@
-"""The suite itself: it asserts no durations, and detects what a session leaves behind."""
+"""The suite's own rules: no durations judged, no changed constants, no sleeps instead of polling, no assertion on a page that does not wait."""
 
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
-import sys
+import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-import pytest
-
-from orchestrator.runtime.nodes.directories import namespace, page_directory
-from tests.support import leftovers
+from tests.support.distribution import SECONDS
 from tests.support.trees import tree_of
 
 TESTS = Path(__file__).parents[1]
@@ -80,51 +75,144 @@ def judged(tree: ast.AST) -> Iterator[int]:
                 yield node.lineno
 
 
+def trees(may_offend: str) -> Iterator[tuple[str, ast.Module]]:
+    """Yield the name and the tree of each file with text that matches; parsing all files takes seconds."""
+    for path in FILES:
+        if re.search(may_offend, text := path.read_text()):
+            yield str(path.relative_to(TESTS)), tree_of(text)
+
+
 def test_no_test_judges_how_long_something_took() -> None:
-    found = [f"{path.relative_to(TESTS)}:{line}" for path in FILES for line in judged(tree_of(path.read_text()))]
+    of_clocks = rf"\b({'|'.join(CLOCKS)})\(|_seconds[\"']\]"
+    found = [f"{name}:{line}" for name, tree in trees(of_clocks) for line in judged(tree)]
     assert found == [], "count work, or show an order: a busy machine is no defect of the code"
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("def f():\n began = time.monotonic()\n assert time.monotonic() - began < 5", [3]),
-        ("def f():\n took = time.perf_counter() - began\n assert took < 1, 'slow'", [3]),
-        ("def f():\n assert 0 < report['detection_seconds'] < report['recovery_seconds'] < 30", [2]),
-        ("def f():\n assert 30 > report['recovery_seconds']", [2]),
-        ("def f():\n assert 1 < report['detection_seconds'] < report['recovery_seconds']", []),
-        ("def f():\n assert time.monotonic() < deadline", []),
-        ("def f():\n assert seen(since=time.time() - 5) == []", []),
-    ],
-)
-def test_the_rule_sees_a_judgement(text: str, found: list[int]) -> None:
-    assert list(judged(tree_of(text))) == found
+CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]*[A-Z0-9]")
+FOR_EVER_SECONDS = 60  # a longer sleep is meant to be interrupted, not waited for
 
 
-def test_what_a_session_leaves_behind_is_named_and_cleared_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leftovers.tempfile, "tempdir", None)
-    environ: dict[str, str] = {}
-    directory = leftovers.begin(environ)
-    monkeypatch.setattr(leftovers.tempfile, "tempdir", str(directory))
-    sleeper = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, "TMPDIR": str(directory)}
-    )
-    home = directory / "orch-t-home"
-    home.mkdir()
-    leftovers.note_home(home)
-    pages = page_directory(namespace(home))
-    pages.mkdir()
-    left = leftovers.end(directory, seconds=0.0)
-    assert sleeper.poll() is not None
-    assert sorted(left) == sorted([str(home), str(pages), *[one for one in left if f"process {sleeper.pid}:" in one]])
-    assert len(left) == 3
-    assert not directory.exists()
-    assert not pages.exists()
+def programs(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the file, and the Python programs that it contains as texts."""
+    yield tree
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and "\n" in node.value
+            and "import" in node.value
+        ):
+            try:
+                yield tree_of(node.value)
+            except (SyntaxError, ValueError):
+                continue
 
 
-def test_what_another_session_has_is_left_alone() -> None:
-    directory = leftovers.begin({})
-    try:
-        assert leftovers.processes(directory) == []
-    finally:
-        assert leftovers.end(directory, seconds=0.0) == []
+def is_constant(name: object) -> bool:
+    return isinstance(name, str) and CONSTANT.fullmatch(name.rpartition(".")[2]) is not None
+
+
+def changed_constants(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines that change a constant of another object: by ``setattr``, by a patch, or by assignment."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            named = node.args[:2] if called in ("setattr", "object", "patch", "delattr") else []
+            if any(isinstance(one, ast.Constant) and is_constant(one.value) for one in named):
+                yield node.lineno
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(one, ast.Attribute) and is_constant(one.attr) for one in targets):
+                yield node.lineno
+
+
+def is_short_sleep(node: ast.AST) -> bool:
+    if (
+        not isinstance(node, ast.Call)
+        or (node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")) != "sleep"
+    ):
+        return False
+    seconds = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
+    return not (isinstance(seconds, int | float) and (seconds == 0 or seconds >= FOR_EVER_SECONDS))
+
+
+def hopeful_sleeps(tree: ast.AST, *, polls: bool = False) -> Iterator[int]:
+    """Yield the lines of tests that sleep, except the pauses of a ``while`` that polls for its condition."""
+    for node in ast.iter_child_nodes(tree):
+        if is_short_sleep(node) and not polls:
+            yield node.lineno  # type: ignore[attr-defined]  # a call has a line
+        inside = (
+            False if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else polls or isinstance(node, ast.While)
+        )
+        yield from hopeful_sleeps(node, polls=inside)
+
+
+READS_OF_A_PAGE = {
+    "all",
+    "all_inner_texts",
+    "all_text_contents",
+    "content",
+    "count",
+    "get_attribute",
+    "inner_html",
+    "inner_text",
+    "input_value",
+    "is_checked",
+    "is_disabled",
+    "is_enabled",
+    "is_hidden",
+    "is_visible",
+    "text_content",
+    "title",
+    "url",
+}
+
+
+def hasty_assertions(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines that assert what a page shows at this moment, where ``expect`` waits for it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert) and any(
+            isinstance(part, ast.Attribute) and part.attr in READS_OF_A_PAGE for part in ast.walk(node.test)
+        ):
+            yield node.lineno
+
+
+def functions_that_test(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            yield node
+
+
+def test_no_test_changes_a_constant() -> None:
+    changes = r"setattr|delattr|patch|object\(|\.[A-Z][A-Z0-9_]+\b[^=\n]*="
+    found = {
+        f"{name}:{line}"
+        for name, tree in trees(changes)
+        for program in programs(tree)
+        for line in changed_constants(program)
+    }
+    assert found == set(), "make it a parameter of what is tested, with the constant as its default"
+
+
+def test_no_test_sleeps_for_luck() -> None:
+    found = {
+        f"{name}:{line}"
+        for name, tree in trees(r"\bsleep\(")
+        for test in functions_that_test(tree)
+        for line in hopeful_sleeps(test)
+    }
+    assert found == set(), "wait for a condition; that nothing happens is shown by one that comes after it"
+
+
+def test_an_assertion_on_a_page_waits() -> None:
+    found = {
+        f"{name}:{line}"
+        for name, tree in trees(r"import .*\bplaywright\b|from playwright")
+        for test in functions_that_test(tree)
+        for line in hasty_assertions(test)
+    }
+    assert found == set(), "use expect(...) of playwright"
+
+
+def test_every_file_that_is_called_long_is_there() -> None:
+    assert SECONDS.keys() <= {path.name for path in TESTS.rglob("test_*.py")}

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.support.ledger import SCRIPT, Ledger, job_spec
 from tests.support.processes import (
@@ -98,6 +99,7 @@ def test_a_fork_server_is_replaced_and_a_running_job_does_not_notice(
     finish(stack, ledger, second, later, attempts=1)
 
 
+@pytest.mark.rare
 def test_a_fork_server_that_dies_while_jobs_start_costs_them_nothing(
     stack: Stack, ledger: Ledger, tmp_path: Path
 ) -> None:
@@ -144,6 +146,7 @@ def test_a_node_agent_is_replaced_and_a_running_job_does_not_notice(
     finish(stack, ledger, running(stack, ledger, later), later, attempts=1)
 
 
+@pytest.mark.rare
 def test_a_new_agent_still_replaces_fork_servers(stack: Stack) -> None:
     before = wait_until("there is a fork server", lambda: fork_servers(stack))
     kill_each(*node_agents(stack))

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.support.stack import Stack, wait_until
+
+pytestmark = pytest.mark.rare
 
 SCRIPT = """
 import time

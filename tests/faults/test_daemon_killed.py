@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.support.ledger import SCRIPT, Ledger, job_spec
 from tests.support.processes import actor_pids, all_gone, command_line, kill_each
@@ -80,6 +81,7 @@ main()
 """
 
 
+@pytest.mark.rare
 def test_a_daemon_that_dies_between_the_end_of_a_job_and_its_tidying_leaves_nothing_for_ever(
     breakable: Stack, ledger: Ledger, tmp_path: Path
 ) -> None:
@@ -148,6 +150,7 @@ def test_down_with_stop_jobs_ends_soon_and_the_next_daemon_goes_on_and_knows_eve
     ledger.check()
 
 
+@pytest.mark.rare
 def test_whatever_happens_while_the_daemon_is_away(breakable: Stack, ledger: Ledger, tmp_path: Path) -> None:
     stack, go, over = breakable, tmp_path / "go", tmp_path / "over"
     ends = {"until": str(go), "ranks": 2}
@@ -194,6 +197,7 @@ def test_whatever_happens_while_the_daemon_is_away(breakable: Stack, ledger: Led
     ledger.check()
 
 
+@pytest.mark.rare
 def test_a_half_started_ray_is_not_left_behind_and_two_who_start_the_daemon_at_once_get_one() -> None:
     """The daemon dies before it records which Ray it has begun to start; then two users run ``orch up``."""
     stack = Stack()

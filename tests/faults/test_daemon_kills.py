@@ -11,6 +11,8 @@ from tests.support.campaign import Campaign, kill_daemon_at_random
 from tests.support.ledger import Ledger
 from tests.support.stack import Stack
 
+pytestmark = pytest.mark.rare
+
 KILLS = 8
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 from pathlib import Path
+
+import pytest
 
 from orchestrator.api.views import FindingView
 from tests.support.stack import Stack, wait_until
@@ -86,31 +87,7 @@ def test_stopped_and_deadlocked_ranks_are_found_and_pauses_are_not(stack: Stack,
     assert not {"no_step", "rank_stopped", "attempt_failed"} & set(kinds(stack, paused))
 
 
-def test_notify_tells_and_leaves_the_job_alone(stack: Stack, tmp_path: Path) -> None:
-    job_id = submit(stack, tmp_path, "steps", "on_hang: notify")
-    stack.wait_step(job_id, 20)
-    pid = stack.pids(job_id)[0]
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        shown = stack.orch("stacks", job_id, "--json")
-        assert shown.returncode == 0, shown.stderr
-        ranks = json.loads(shown.stdout)["ranks"]
-        assert [rank["rank"] for rank in ranks] == [0, 1]
-        assert (ranks[0]["state"], ranks[0]["pid"]) == ("T", pid)
-        assert any("train.py" in frame for rank in ranks for frame in rank["threads"][0]["frames"])
-        wait_until("it is told", lambda: "rank_stopped" in kinds(stack, job_id))
-        assert stack.job(job_id).state == "RUNNING"
-        for rank in ("2", "-1"):  # there is none
-            refused = stack.orch("stacks", job_id, "--rank", rank)
-            assert (refused.returncode, "rank" in refused.stderr) == (2, True)
-        told = [event.summary for event in stack.client.events(job_id) if event.body.get("code") == "rank_stopped"]
-        assert "rank 0 is stopped" in told[-1]
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    job = stack.wait(job_id)
-    assert (job.state, job.attempt) == ("SUCCEEDED", 1)
-
-
+@pytest.mark.rare
 def test_the_rank_that_the_others_wait_for_is_named(stack: Stack, tmp_path: Path) -> None:
     job_id = submit(stack, tmp_path, "slow")
     slow = wait_until("it is named", lambda: named(stack, job_id, "rank_slow"))
@@ -128,6 +105,7 @@ for step in range(1, 100_000):
 """
 
 
+@pytest.mark.rare
 def test_steps_that_are_only_printed_are_shown_and_their_hang_is_told(stack: Stack, tmp_path: Path) -> None:
     health = r"progress: {pattern: 'step (\d+)/(\d+)'}"
     job_id = stack.submit(SPEC.format(what="x", health=health), tmp_path / "prints", train=PRINTS)

@@ -119,6 +119,7 @@ os.symlink("loop", "loop")
 """
 
 
+@pytest.mark.rare
 def test_a_job_s_trees_of_any_depth_stop_no_end_no_start_and_no_prune(breakable: Stack, tmp_path: Path) -> None:
     stack = breakable
     deep = {

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.support.fake_nvml import FakeNvml
 from tests.support.stack import Stack, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.rare
 
 SCRIPT = """
 import sys, time

@@ -113,6 +113,7 @@ def test_an_attempt_that_is_ended_before_its_launch_is_gone_and_never_starts(
     run(case)
 
 
+@pytest.mark.rare
 def test_an_attempt_that_was_not_even_prepared_can_be_ended(server: RunningServer, tmp_path: Path) -> None:
     async def case() -> None:
         host = make_host(tmp_path)
@@ -125,6 +126,7 @@ def test_an_attempt_that_was_not_even_prepared_can_be_ended(server: RunningServe
     run(case)
 
 
+@pytest.mark.rare
 def test_nothing_is_told_of_an_attempt_before_it_is_prepared(server: RunningServer, tmp_path: Path) -> None:
     async def case() -> None:
         host = make_host(tmp_path)
@@ -141,6 +143,7 @@ def test_nothing_is_told_of_an_attempt_before_it_is_prepared(server: RunningServ
     run(case)
 
 
+@pytest.mark.rare
 def test_an_end_that_comes_in_the_middle_of_a_launch_wins(server: RunningServer, tmp_path: Path) -> None:
     async def case() -> None:
         host = make_host(tmp_path)
@@ -173,6 +176,7 @@ def test_an_end_right_after_the_launch_finds_the_process(server: RunningServer, 
     run(case)
 
 
+@pytest.mark.rare
 def test_an_asker_that_died_takes_no_news_along(server: RunningServer, tmp_path: Path) -> None:
     script = """
 import os
@@ -318,6 +322,7 @@ def stores(server: RunningServer) -> set[int]:
     return {process.pid for process in processes if process.name() == "orch-store"}
 
 
+@pytest.mark.rare
 def test_a_launch_that_failed_at_the_store_is_completed_by_the_next_one(
     server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

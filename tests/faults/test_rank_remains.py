@@ -117,6 +117,7 @@ def leave_group(pids: list[int]) -> None:
             (Path(place.path) / "cgroup.procs").write_text(str(pid))
 
 
+@pytest.mark.rare
 def test_the_next_attempt_starts_when_the_memory_of_the_one_before_is_free(
     server: RunningServer, tmp_path: Path
 ) -> None:

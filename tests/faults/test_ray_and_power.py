@@ -233,7 +233,6 @@ def test_a_power_cut_loses_no_job(
                 len(ledger.attempts(job_id)) > begun[job_id]
                 and stepping(ledger, job_id, attempt=ledger.attempts(job_id)[-1], ranks=2)()
             ),
-            60,
         )
     if moment == "at work":
         assert stack.job(jobs[0]).attempt == 2
@@ -242,7 +241,7 @@ def test_a_power_cut_loses_no_job(
         stack.client.resume(paused)
     done.touch()
     for job_id in (*jobs, waiting, paused):
-        job = stack.wait(job_id, 90)
+        job = stack.wait(job_id)
         assert job.state == "SUCCEEDED", (job.name, job.failure)
     ledger.check()
     assert left_in_ray(stack) == []

@@ -88,7 +88,10 @@ def stopped_at(ledger: Ledger, job_id: str) -> int:
     return max(line.step for line in ledger.lines(job_id) if line.what == "stopped")
 
 
-@pytest.mark.parametrize(("whom", "code"), [("one rank", 143), ("every rank", 0), ("ranks and keepers", 0)])
+@pytest.mark.parametrize(
+    ("whom", "code"),
+    [("one rank", 143), pytest.param("every rank", 0, marks=pytest.mark.rare), ("ranks and keepers", 0)],
+)
 def test_the_documented_loop_is_resumed_where_it_left(
     stack: Stack, ledger: Ledger, tmp_path: Path, dice: random.Random, code: int, whom: str
 ) -> None:
@@ -106,6 +109,7 @@ def test_the_documented_loop_is_resumed_where_it_left(
     ledger.check(job_id)
 
 
+@pytest.mark.rare
 def test_the_exit_record_says_why_a_rank_left_and_how_far_it_was(stack: Stack, ledger: Ledger, tmp_path: Path) -> None:
     job_id = submit(stack, ledger, tmp_path)
     (pid,) = ranks_at(ledger, job_id, 6)
@@ -122,17 +126,6 @@ def test_the_exit_record_says_why_a_rank_left_and_how_far_it_was(stack: Stack, l
     assert (first.ending.last_step, first.ending.total_steps) == (stopped_at(ledger, job_id), STEPS)
     assert second is not None
     assert (second.ending.stop_seen_at, second.ending.last_step) == (None, STEPS)
-
-
-def test_a_rank_that_dies_of_it_is_resumed(stack: Stack, ledger: Ledger, tmp_path: Path, dice: random.Random) -> None:
-    job_id = submit(stack, ledger, tmp_path, ranks=2, collective=True, asks=False)
-    pids = ranks_at(ledger, job_id, 6, ranks=2)
-    terminate(dice.choice(pids))
-    job = stack.wait(job_id)
-    assert (job.state, job.attempt, job.restarts_by_class) == ("SUCCEEDED", 2, {"infra": 1}), job.failure
-    (failure,) = failures(stack, job_id)
-    assert str(failure["sentence"]).endswith("was killed by SIGTERM")
-    ledger.check(job_id)
 
 
 def plain(style: str, file: Path, *, entrypoint: str = "", **spec: object) -> str:
@@ -163,6 +156,7 @@ def at_step(file: Path, step: int) -> int:
     return starts(file)[-1][0]
 
 
+@pytest.mark.rare
 def test_a_rank_that_is_killed_after_its_keeper_was_terminated_has_failed(
     stack: Stack, ledger: Ledger, tmp_path: Path
 ) -> None:
@@ -182,7 +176,9 @@ def test_a_rank_that_is_killed_after_its_keeper_was_terminated_has_failed(
     ledger.check(job_id)
 
 
-@pytest.mark.parametrize("style", ["0", "143", "1", "raise", "default"])
+@pytest.mark.parametrize(
+    "style", [*(pytest.param(style, marks=pytest.mark.rare) for style in ("0", "143", "1", "raise")), "default"]
+)
 def test_a_script_that_knows_nothing_of_orch_is_resumed(stack: Stack, tmp_path: Path, style: str) -> None:
     file = tmp_path / "step"
     job_id = stack.submit(plain(style, file), tmp_path / "work", train=PLAIN)
@@ -192,21 +188,7 @@ def test_a_script_that_knows_nothing_of_orch_is_resumed(stack: Stack, tmp_path: 
     assert [step > 0 for _, step in starts(file)] == [False, True]
 
 
-@pytest.mark.parametrize("progress", [True, False])
-def test_a_script_that_had_printed_its_last_step_has_finished(stack: Stack, tmp_path: Path, *, progress: bool) -> None:
-    file = tmp_path / "step"
-    health = {"health": {"progress": {"pattern": r"step (\d+)/(\d+)"}}} if progress else {}
-    job_id = stack.submit(plain("late", file, **health), tmp_path / "work", train=PLAIN)
-    terminate(at_step(file, STEPS))
-    if not progress:  # its progress is unknown, so it is started again
-        wait_until("it is started again", lambda: len(starts(file)) == 2)
-        stack.client.cancel(job_id)
-        assert stack.wait(job_id).state == "CANCELLED"
-        return
-    job = stack.wait(job_id)
-    assert (job.state, job.attempt) == ("SUCCEEDED", 1), job.failure
-
-
+@pytest.mark.rare
 def test_a_shell_script_whose_child_died_of_it_is_resumed(stack: Stack, tmp_path: Path) -> None:
     file = tmp_path / "step"
     (tmp_path / "work").mkdir()
@@ -221,6 +203,7 @@ def test_a_shell_script_whose_child_died_of_it_is_resumed(stack: Stack, tmp_path
     assert (failure["exit_code"], failure["code"]) == (143, "stopped_from_outside")
 
 
+@pytest.mark.rare
 def test_a_shell_script_that_ends_with_0_while_its_node_shuts_down_is_resumed(stack: Stack, tmp_path: Path) -> None:
     """orch cannot see a signal arrive in a program that the keeper executes, but the keeper gets the signal too."""
     file = tmp_path / "step"
@@ -294,6 +277,7 @@ def check_all(stack: Stack, ledger: Ledger, tmp_path: Path, jobs: list[str], fil
     ledger.check(*jobs)
 
 
+@pytest.mark.rare
 def test_everything_but_the_daemon_is_told_to_stop(breakable: Stack, ledger: Ledger, tmp_path: Path) -> None:
     stack = breakable
     jobs, files = started(stack, ledger, tmp_path, [{"stop_code": 143}, *KINDS[1:]], ("0", "default"))
@@ -303,6 +287,7 @@ def test_everything_but_the_daemon_is_told_to_stop(breakable: Stack, ledger: Led
     assert stack.daemon_pid() == daemon
 
 
+@pytest.mark.rare
 def test_the_machine_shuts_down_with_a_grace_of_some_seconds(breakable: Stack, ledger: Ledger, tmp_path: Path) -> None:
     stack = breakable
     jobs, files = started(stack, ledger, tmp_path, KINDS, ("default",))

@@ -7,8 +7,12 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from tests.support.ledger import SCRIPT, Ledger, job_spec
 from tests.support.stack import Stack, wait_until
+
+pytestmark = pytest.mark.rare
 
 
 def submit(stack: Stack, ledger: Ledger, directory: Path, **options: object) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fuzz.http_interface import findings
-
 SEED = 20_261_124
 EXAMPLES = 4
 
 
 @pytest.mark.filterwarnings("ignore")  # of schemathesis and of its dependencies
 def test_the_interface_answers_as_its_document_says() -> None:
+    from tests.fuzz.http_interface import findings  # its imports take a second
+
     statuses, wrong = findings(number=SEED, examples=EXAMPLES)
     assert wrong == []
     assert len(statuses) > 20

@@ -16,7 +16,6 @@ from dashboards.widgets import to_json
 from tests.integration import npm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 BOARDS = {board.uid: to_json(board) for board in build.BOARDS}
@@ -91,33 +90,6 @@ def compile_boards(packages: Path, folder: Path, boards: dict[str, dict[str, Any
 
 def test_boards_have_grafanas_own_types(packages: Path, tmp_path: Path) -> None:
     assert compile_boards(packages, tmp_path, BOARDS) == ""
-
-
-def test_the_type_check_finds_what_is_wrong(packages: Path, tmp_path: Path) -> None:
-    """Each dashboard has one fault: if a type were not found, it would be `any`, and the fault would pass."""
-    wrong = {name: json.loads(json.dumps(BOARDS["orch-gpu-balance"])) for name in FAULTS}
-    for name, spoil in FAULTS.items():
-        spoil({panel["type"]: panel for panel in wrong[name]["panels"]}, wrong[name])
-    found = compile_boards(packages, tmp_path, wrong)
-    assert {name for name in FAULTS if f"{name}.ts(" in found} == set(FAULTS), found[:4000]
-
-
-FAULTS: dict[str, Callable[[dict[str, Any], dict[str, Any]], object]] = {
-    "lines": lambda panels, _: panels["timeseries"]["options"]["legend"].update(placement="below"),
-    "lines-field": lambda panels, _: panels["timeseries"]["fieldConfig"]["defaults"]["custom"].update(lineWidth="thin"),
-    "number": lambda panels, _: panels["stat"]["options"].update(colour="value"),
-    "bars": lambda panels, _: panels["bargauge"]["options"].pop("valueMode"),
-    "table": lambda panels, _: panels["table"]["options"].update(cellHeight="tiny"),
-    "table-field": lambda panels, _: panels["table"]["fieldConfig"]["defaults"]["custom"].pop("align"),
-    "states": lambda panels, _: panels["state-timeline"]["options"].update(rowHeight="0.9"),
-    "heatmap": lambda panels, _: panels["heatmap"]["options"]["color"].update(mode="rainbow"),
-    "field": lambda panels, _: panels["stat"]["fieldConfig"]["defaults"].update(unit=7),
-    "thresholds": lambda panels, _: panels["stat"]["fieldConfig"]["defaults"]["thresholds"].update(mode="some"),
-    "kind": lambda panels, _: panels["stat"].update(type="graph"),
-    "board": lambda _, board: board.update(graphTooltip=7),
-    "old-key": lambda _, board: board.update(sharedCrosshair=True),
-    "variable": lambda _, board: board["templating"]["list"][1].update(refresh=9),
-}
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is missing: .ci/install-test-tools")

@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.stack import Stack
 
+pytestmark = pytest.mark.rare
+
 SCRIPT = """
 import hashlib, json, os, random, sys
 import torch, torch.distributed as dist

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.support.stack import Stack, wait_until
+import pytest
+
+from tests.support.stack import Stack
 
 SCRIPT = """
 import torch
@@ -57,43 +59,8 @@ def test_the_best_the_newest_and_no_others_of_an_explicit_interval_are_kept(stac
     assert {item["location"] for item in saved} == {"disk"}
 
 
+@pytest.mark.rare
 def test_every_save_of_the_trainers_own_frequency_is_on_storage(stack: Stack, tmp_path: Path) -> None:
     job_id = stack.submit(TRAINER_SPEC, tmp_path, train=TRAINER)
     stack.wait_state(job_id, "SUCCEEDED")
     assert [item["step"] for item in listed(stack, job_id)] == [100, 80, 60, 40, 20]
-
-
-HELD = """
-import os, time, torch
-from pathlib import Path
-from orchestrator.train import context
-ctx = context()
-folder = Path(os.environ["ORCH_CHECKPOINT_DIR"])
-ctx.save({"weights": torch.zeros(10)}, step=1, durable=True)
-while not list(folder.glob("step-*")):
-    time.sleep(0.05)
-folder.rename("aside")
-folder.write_text("storage is away")
-ctx.save({"weights": torch.zeros(10)}, step=2)
-ctx.report(step=2)
-while not Path("back").exists():
-    time.sleep(0.05)
-folder.unlink()
-Path("aside").rename(folder)
-while not ctx.should_stop():
-    time.sleep(0.05)
-"""
-
-
-def test_what_is_only_in_memory_is_told_apart(stack: Stack, tmp_path: Path) -> None:
-    job_id = stack.submit(TRAINER_SPEC, tmp_path, train=HELD)
-
-    def places() -> list[tuple[int, str]]:
-        return [(item["step"], item["location"]) for item in listed(stack, job_id)]
-
-    wait_until("step 2 is in memory only", lambda: places() == [(2, "memory")])
-    assert "memory" in stack.orch("checkpoints", job_id).stdout
-    (Path(stack.job(job_id).working_dir) / "back").touch()
-    wait_until("both are on storage", lambda: places() == [(2, "disk"), (1, "disk")])
-    stack.orch("cancel", job_id)
-    stack.wait_state(job_id, "CANCELLED")

@@ -70,11 +70,6 @@ def test_hadolint_has_nothing_to_say() -> None:
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 
-def test_hadolint_would_say_something(tmp_path: Path) -> None:
-    (tmp_path / "Dockerfile").write_text("FROM debian:latest\nRUN apt-get install curl\n")
-    assert run(tool("hadolint"), "--no-color", str(tmp_path / "Dockerfile")).returncode != 0
-
-
 def instructions() -> list[tuple[str, str]]:
     text = re.sub(r"\\\n", " ", (ROOT / "Dockerfile").read_text())
     return [
@@ -161,14 +156,6 @@ def test_images_of_others_are_pinned_by_the_digests_of_their_registries(pinning:
     assert "@" not in (pinning / "bin" / "docker.log").read_text(), "the digest that the tag has now is asked for"
     done = pin(pinning, "--check", digest="")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_what_is_no_digest_is_not_written(pinning: Path) -> None:
-    before = (pinning / "Dockerfile").read_text()
-    done = pin(pinning, digest="<no value>")
-    assert done.returncode == 1
-    assert BASES[0] in done.stderr
-    assert (pinning / "Dockerfile").read_text() == before
 
 
 def built_with(folder: Path, variant: str, *wheels: str, index: str = "") -> tuple[int, list[str]]:
@@ -562,26 +549,6 @@ def test_the_ray_cluster_fits_kuberays_types(objects: list[dict[str, Any]]) -> N
     assert cluster["spec"]["rayVersion"] == constraint[1]
 
 
-@pytest.mark.parametrize(
-    ("group", "field", "value"),
-    [
-        ("headGroupSpec", "rayStartParams", {"num-cpus": 0}),
-        ("headGroupSpec", "serviceTyp", "ClusterIP"),
-        ("workerGroupSpecs", "replicas", "1"),
-        ("workerGroupSpecs", "minReplicas", None),
-        ("workerGroupSpecs", "replica", 1),
-    ],
-)
-def test_a_ray_cluster_that_does_not_fit_kuberays_types(
-    objects: list[dict[str, Any]], group: str, field: str, value: object
-) -> None:
-    cluster = copy.deepcopy(of_kind(objects, "RayCluster"))
-    changed = cluster["spec"][group]
-    (changed[0] if isinstance(changed, list) else changed)[field] = value
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(cluster, RAY_CLUSTER)
-
-
 def test_ray_s_containers_have_probes_that_the_image_can_pass(objects: list[dict[str, Any]]) -> None:
     """KubeRay gives a container without probes its own, which need wget and Ray's dashboard."""
     for template, group in zip(pods(objects), ("headGroupSpec", "workerGroupSpecs"), strict=True):
@@ -670,6 +637,7 @@ def operators_findings(items: list[dict[str, Any]], packages: Path, folder: Path
     return done.stdout.strip(), typed
 
 
+@pytest.mark.rare
 def test_objects_of_the_prometheus_operator_fit_its_schemas(
     objects: list[dict[str, Any]], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -769,6 +737,7 @@ def environment_of(name: str, token: Path) -> dict[str, str]:
     return {**kept, **settings}
 
 
+@pytest.mark.rare
 def test_the_units_ray_listens_on_loopback_only_and_where_probes_ask(tmp_path: Path) -> None:
     token, port = tmp_path / "token", free_port()
     token.write_text("0" * 64)
@@ -905,12 +874,6 @@ def test_a_home_without_a_record_is_named(home: Path, tmp_path: Path) -> None:
 # -- documents
 
 OPERATIONS = sorted((ROOT / "docs/operations").glob("*.md"))
-
-
-def test_links_between_documents_lead_somewhere() -> None:
-    for page in (*OPERATIONS, *(ROOT / "docs/runbooks").glob("*.md"), DEPLOY / "kubernetes/README.md"):
-        for target in re.findall(r"\]\(([^)#:]*)(?:#[^)]*)?\)", page.read_text()):
-            assert not target or (page.parent / target).resolve().exists(), (page.name, target)
 
 
 def test_documents_name_files_that_are_there() -> None:

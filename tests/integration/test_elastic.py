@@ -8,6 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 
 from tests.support.stack import wait_until
@@ -107,15 +108,7 @@ def _runs_on(stack: Stack, job_id: str, ranks: int) -> bool:
     return job.state == "RUNNING" and job.num_workers == ranks
 
 
-def test_a_script_that_does_not_take_part_fails_with_the_reason(stack: Stack, tmp_path: Path) -> None:
-    script = "from orchestrator.train import context\ncontext().report(step=1)\n"
-    job = stack.wait(stack.submit(spec("fixed", "{min: 1, max: 2}"), tmp_path / "fixed", train=script))
-    assert job.state == "FAILED"
-    assert job.failure is not None
-    assert job.failure.failure_class == "user"
-    assert "has not asked for its share of the batch" in job.failure.sentence
-
-
+@pytest.mark.rare
 def test_auto_is_as_many_as_are_free_and_asks_nothing_of_the_script(stack: Stack, tmp_path: Path) -> None:
     script = "from orchestrator.train import context\ncontext().report(step=context().world_size)\n"
     job = stack.wait(stack.submit(spec("auto", "auto"), tmp_path / "auto", train=script))

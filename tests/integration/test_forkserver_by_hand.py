@@ -79,6 +79,7 @@ def _without_chance(text: bytes) -> bytes:
     return re.sub(rb"repeated \d+ more times", b"repeated n more times", text)
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_ending(server: RunningServer, tmp_path: Path, ending: str) -> None:
     rank = in_fork(server, SCRIPTS, tmp_path, "endings.py", ending)
@@ -116,6 +117,7 @@ def test_error_reported(server: RunningServer, tmp_path: Path, ending: str, erro
         assert "forkserver" not in rank.error.traceback
 
 
+@pytest.mark.rare
 def test_long_error_is_cut(server: RunningServer, tmp_path: Path) -> None:
     (tmp_path / "long.py").write_text("raise ValueError('x' * 1_000_000)\n")
     rank = in_fork(server, tmp_path, tmp_path, "long.py")
@@ -177,6 +179,7 @@ def test_form_of_script(server: RunningServer, forms: Path, tmp_path: Path, form
     assert seen(rank) == by_hand(forms, form, "an argument", "--flag")
 
 
+@pytest.mark.rare
 def test_null_bytes_are_a_syntax_error(server: RunningServer, tmp_path: Path) -> None:
     """The message differs from that of `python X`, which tokenizes the file in C."""
     (tmp_path / "nulls.py").write_bytes(b"print(1)\n\0\n")
@@ -185,18 +188,21 @@ def test_null_bytes_are_a_syntax_error(server: RunningServer, tmp_path: Path) ->
     assert b"cannot contain null bytes" in err
 
 
+@pytest.mark.rare
 def test_script_from_standard_input(server: RunningServer, tmp_path: Path) -> None:
     rank = in_fork(server, tmp_path, tmp_path, "-")
     assert seen(rank) == by_hand(tmp_path, "-")
     assert rank.started.cold == "script from standard input"
 
 
+@pytest.mark.rare
 def test_one_frame_of_ours_lies_below_the_script(server: RunningServer, tmp_path: Path) -> None:
     """This frame is the one difference that a script can find, by looking below its own outermost frame."""
     (tmp_path / "depth.py").write_text("import sys\nprint(sys._getframe().f_back.f_back)\n")
     assert seen(in_fork(server, tmp_path, tmp_path, "depth.py"))[1] == b"None\n"
 
 
+@pytest.mark.rare
 def test_absolute_script(server: RunningServer, forms: Path, tmp_path: Path) -> None:
     assert seen(in_fork(server, tmp_path, tmp_path, str(forms / "plain.py"))) == by_hand(
         tmp_path, str(forms / "plain.py")
@@ -211,12 +217,14 @@ def test_module(server: RunningServer, forms: Path, tmp_path: Path, module: str)
     assert seen(rank) == by_hand(forms, "-m", module, "--help")
 
 
+@pytest.mark.rare
 def test_failing_module_shows_runpy_and_none_of_ours(server: RunningServer, tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text("def f():\n    raise ValueError('boo')\nf()\n")
     rank = in_fork(server, tmp_path, tmp_path, "failing", mode="module")
     assert seen(rank) == by_hand(tmp_path, "-m", "failing")
 
 
+@pytest.mark.rare
 def test_exec_replaces_the_process(server: RunningServer, tmp_path: Path) -> None:
     """A script that executes another program is still watched to its end."""
     (tmp_path / "become.py").write_text("import os\nos.execvp('sh', ['sh', '-c', 'echo became; exit 21'])\n")

@@ -22,6 +22,8 @@ from tests.integration.forkserver_fixture import (
     wait_until,
 )
 
+pytestmark = pytest.mark.rare
+
 READ = "0"
 """Number of the system call `read` on x86-64, as /proc shows it."""
 

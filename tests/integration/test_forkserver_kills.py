@@ -167,6 +167,7 @@ def test_killed_owner_takes_its_tree_along(server: RunningServer, tmp_path: Path
     assert_gone(*tree, int((tmp_path / "keeper").read_text()))
 
 
+@pytest.mark.rare
 def test_deadline_holds_while_the_owner_is_frozen(server: RunningServer, tmp_path: Path) -> None:
     arguments = [str(server.socket), str(SCRIPTS / "stopping.py"), str(tmp_path), "stop", str(tmp_path), "ignore"]
     owner = subprocess.Popen([sys.executable, str(SCRIPTS / "owner.py"), *arguments], env=_owner_environment())
@@ -195,6 +196,7 @@ def test_stop_lets_a_process_save(server: RunningServer, tmp_path: Path) -> None
     assert (tmp_path / "saved").read_text() == str(int(signal.SIGTERM))
 
 
+@pytest.mark.rare
 def test_stop_lets_a_stopped_process_save(server: RunningServer, tmp_path: Path) -> None:
     rank = start(server, tmp_path, "stopping.py", str(tmp_path), "save")
     wait_until((tmp_path / "ready").exists, "the script")
@@ -213,6 +215,7 @@ def test_stop_ends_a_deaf_process_at_the_deadline(server: RunningServer, tmp_pat
     assert not any(alive(pid) for pid in tree.values())
 
 
+@pytest.mark.rare
 def test_second_stop_can_only_shorten_the_first(server: RunningServer, tmp_path: Path) -> None:
     rank = start(server, tmp_path, "stopping.py", str(tmp_path), "ignore")
     wait_until((tmp_path / "ready").exists, "the script")
@@ -261,6 +264,7 @@ def has_begun_the_script(rank: Rank) -> None:
 MOMENTS_OF_A_START = (lambda _rank: None, has_a_child, has_a_group, has_started, has_begun_the_script)
 
 
+@pytest.mark.rare
 def test_signal_is_never_lost_in_the_start(server: RunningServer, tmp_path: Path) -> None:
     """The signal is sent before the process has left its parent's group, or while it has its parent's handlers."""
     ends = []
@@ -280,6 +284,7 @@ def working_directory(process: psutil.Process) -> str:
         return ""
 
 
+@pytest.mark.rare
 def test_fleeing_processes_are_caught(server: RunningServer, tmp_path: Path) -> None:
     """Three chains of processes, each forking a successor in a new session and ending, faster than /proc can be read."""
     (tmp_path / "marks").mkdir()
@@ -303,6 +308,7 @@ def test_killed_keeper_takes_its_tree_along(server: RunningServer, tmp_path: Pat
     assert server.client.hello_sync().keepers == 0
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
 def test_keeper_ignores_requests_to_end(server: RunningServer, tmp_path: Path, number: int) -> None:
     """The keeper survives a shutdown's signals to all processes until its process has ended, to report how."""
@@ -343,6 +349,7 @@ def test_shutdown_leaves_jobs_running(own_server: RunningServer, tmp_path: Path)
     assert finish(rank).exited.exit_code == 17
 
 
+@pytest.mark.rare
 def test_unread_events_wait_and_hold_nobody_up(server: RunningServer, tmp_path: Path) -> None:
     """If the owner reads nothing, the process still ends and is recorded, and no event is lost."""
     (tmp_path / "loud.py").write_text(f"class E(Exception): pass\nraise E('x' * {1 << 20})\n")
@@ -355,6 +362,7 @@ def test_unread_events_wait_and_hold_nobody_up(server: RunningServer, tmp_path: 
     assert [type(event) for event in finish(rank).events] == [Started, ErrorRaised, Exited, Gone]
 
 
+@pytest.mark.rare
 def test_record_that_cannot_be_written_is_said(server: RunningServer, tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     request = SpawnRequest(
@@ -371,6 +379,7 @@ def test_record_that_cannot_be_written_is_said(server: RunningServer, tmp_path: 
     assert exited.record_error.startswith("ENOENT: No such file or directory")
 
 
+@pytest.mark.rare
 def test_store_lives_as_long_as_its_lifeline(server: RunningServer, tmp_path: Path) -> None:
     async def run() -> None:
         lifeline, _port = await start_store(server.client, tmp_path)
@@ -383,6 +392,7 @@ def test_store_lives_as_long_as_its_lifeline(server: RunningServer, tmp_path: Pa
     asyncio.run(run())
 
 
+@pytest.mark.rare
 def test_two_hundred_starts_leave_nothing_behind(server: RunningServer, tmp_path: Path) -> None:
     """The server has no more descriptors, no zombies, and less than 20 MB more private memory."""
 
@@ -418,6 +428,7 @@ def _private_kilobytes(pid: int) -> int:
     return next(int(line.split()[1]) for line in rollup if line.startswith("Private_Dirty"))
 
 
+@pytest.mark.rare
 def test_clients_may_ask_while_others_hang(own_server: RunningServer) -> None:
     """A client that connects and sends no request delays no other client."""
     import socket as sockets
@@ -448,6 +459,7 @@ def stopping(server: RunningServer, folder: Path, how: str) -> Rank:
     return Rank(time.time(), spawned.lifeline, spawned.keeper_pid, folder / "out", folder / "err", folder / "exit.json")
 
 
+@pytest.mark.rare
 def test_a_rank_that_the_shutdown_of_its_machine_stops_outlives_its_owner(
     server: RunningServer, tmp_path: Path
 ) -> None:
@@ -474,6 +486,7 @@ def asleep(pid: int) -> bool:
         return True
 
 
+@pytest.mark.rare
 def test_a_shutdown_that_reaches_the_owner_first_leaves_the_rank_its_time(
     server: RunningServer, tmp_path: Path
 ) -> None:
@@ -500,6 +513,7 @@ def test_a_shutdown_that_reaches_the_owner_first_leaves_the_rank_its_time(
     assert any(saved(number) for number in range(20))
 
 
+@pytest.mark.rare
 def test_a_rank_that_does_not_end_in_a_shutdown_is_killed_with_its_owner(server: RunningServer, tmp_path: Path) -> None:
     rank = stopping(server, tmp_path, "ignore")
     (script,) = children_of(rank.keeper_pid)
@@ -513,6 +527,7 @@ def test_a_rank_that_does_not_end_in_a_shutdown_is_killed_with_its_owner(server:
     assert record.ending.keeper_terminated_at is not None
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize("order", ["stop", "kill"])
 def test_an_order_of_the_owner_leaves_no_time_after_its_death(
     server: RunningServer, tmp_path: Path, order: str

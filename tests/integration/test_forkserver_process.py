@@ -58,14 +58,8 @@ def run(server: RunningServer, place: Path, program: str | None = None, **fields
     ("variable", "value"),
     [
         ("PYTHONHASHSEED", "0"),
-        ("PYTHONOPTIMIZE", "1"),
-        ("PYTHONPATH", "/somewhere/else"),
         ("LD_LIBRARY_PATH", "/somewhere/else"),
-        ("MALLOC_ARENA_MAX", "1"),
-        ("KMP_AFFINITY", "disabled"),
-        ("LC_ALL", "C"),
         ("TORCH_LOGS", "+dynamo"),
-        ("TORCHINDUCTOR_CPP_WRAPPER", "1"),
     ],
 )
 def test_variable_that_was_read_already_starts_cold(
@@ -92,6 +86,7 @@ def test_ordinary_variables_start_warm(server: RunningServer, tmp_path: Path, en
     assert (rank.started.cold, rank.stdout) == (None, "True\n")
 
 
+@pytest.mark.rare
 def test_cold_start_has_the_effect_of_its_reason(server: RunningServer, tmp_path: Path) -> None:
     program = "import sys; print(hash('x'), sys.flags.optimize, sys.argv, sys.orig_argv[1:])"
     rank = run(
@@ -114,6 +109,7 @@ def test_cold_on_request(server: RunningServer, tmp_path: Path) -> None:
     assert (rank.started.cold, rank.stdout) == ("asked for", "False\n")
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize(
     ("name", "content"),
     [("queue.py", "WHO = 'mine'\n"), ("sympy/__init__.py", "WHO = 'mine'\n"), ("numpy/__init__.py", "WHO = 'mine'\n")],
@@ -128,6 +124,7 @@ def test_module_beside_the_script_wins_as_it_would_by_hand(
     assert (rank.started.cold, rank.stdout) == (f"module {module} beside the script", "mine\n")
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize("name", ["os.py", "sys.py", "utils.py", "data/readme", "site.py", "torch_extra.py"])
 def test_files_that_shadow_nothing_start_warm(server: RunningServer, tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -146,6 +143,7 @@ def test_only_the_standard_descriptors_are_open(server: RunningServer, tmp_path:
     )
 
 
+@pytest.mark.rare
 def test_output_ends_with_the_process_though_its_keeper_lives(server: RunningServer, tmp_path: Path) -> None:
     """Readers of the pipes see their end at once: the keeper holds none of them."""
     reader, writer = os.pipe()
@@ -247,6 +245,7 @@ def test_command_is_like_any_other(server: RunningServer, tmp_path: Path) -> Non
     assert rank.started.cold is None
 
 
+@pytest.mark.rare
 def test_store_on_a_socket_that_does_not_listen(server: RunningServer, tmp_path: Path) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as wrong:
         wrong.bind(("127.0.0.1", 0))
@@ -277,6 +276,7 @@ def test_two_ranks_train_together(server: RunningServer, tmp_path: Path) -> None
     assert all(one["marks"]["step_0"] > rank.asked_at for one, rank in zip(told, ranks, strict=True))
 
 
+@pytest.mark.rare
 def test_jobs_side_by_side_do_not_meet(server: RunningServer, tmp_path: Path) -> None:
     """Several jobs run at once on one machine, each with a rendezvous store of its own."""
     folders = [tmp_path / str(number) for number in range(3)]
@@ -292,6 +292,7 @@ def test_jobs_side_by_side_do_not_meet(server: RunningServer, tmp_path: Path) ->
         assert [json.loads(rank.stdout)["sum"] for rank in ranks] == [3.0, 3.0]
 
 
+@pytest.mark.rare
 def test_teardown_right_after_the_last_step(server: RunningServer, tmp_path: Path) -> None:
     """The deadlock against which warm.py holds the process group: without that a third of these runs hang."""
     program = (
@@ -313,6 +314,7 @@ def test_teardown_right_after_the_last_step(server: RunningServer, tmp_path: Pat
         assert [(rank.exited.exit_code, rank.exited.signal) for rank in ranks] == [(0, None)] * 2
 
 
+@pytest.mark.rare
 def test_store_keeps_what_it_is_given(server: RunningServer, tmp_path: Path) -> None:
     """The rendezvous store keeps what a rank that died has set; its port is the one that the caller bound."""
 

@@ -109,6 +109,7 @@ def test_is_nobodys_child_and_has_one_thread(server: RunningServer) -> None:
     assert server.socket.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.rare
 def test_opens_no_device(server: RunningServer) -> None:
     targets = descriptors(server.started.pid)
     assert targets
@@ -159,6 +160,7 @@ def test_environment_of_a_ray_worker_is_shed(folder: Path) -> None:
         wait_until(lambda: not alive(pid), "the server to end")
 
 
+@pytest.mark.rare
 def test_interpreter_without_torch_is_served(bare: RunningServer, tmp_path: Path) -> None:
     assert bare.hello.torch is None
     (tmp_path / "plain.py").write_text("import os, sys\nprint(sys.argv[1], sys.executable, os.environ['A'])\n")
@@ -169,6 +171,7 @@ def test_interpreter_without_torch_is_served(bare: RunningServer, tmp_path: Path
     assert started.cold is None
 
 
+@pytest.mark.rare
 def test_store_needs_torch(bare: RunningServer, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, (tmp_path / "log").open("wb") as log:
         request = SpawnRequest(mode="store", cwd=str(tmp_path), env=ENVIRONMENT)
@@ -179,6 +182,7 @@ def test_store_needs_torch(bare: RunningServer, tmp_path: Path) -> None:
     assert getattr(events[2], "exit_code", None) == 1
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize(
     ("preload", "said"),
     [
@@ -205,6 +209,7 @@ def test_preload_is_there_in_the_fork(folder: Path) -> None:
         assert (started.cold, said) == (None, f"False {pid}\n")
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize(
     ("code", "complaint"),
     [
@@ -240,6 +245,7 @@ def test_process_that_cannot_be_forked_from_starts_over_and_serves_cold(
     assert complaint in refusal["error"]
 
 
+@pytest.mark.rare
 def test_interpreter_that_is_never_fit_does_not_serve(folder: Path) -> None:
     """In this test, a module that every interpreter of the environment imports starts a thread."""
     thread = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
@@ -267,6 +273,7 @@ def _preloading(folder: Path, module: str) -> Iterator[tuple[ForkServerClient, i
         wait_until(lambda: not alive(pid), "the server to end")
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize("when", ["while it serves", "before it began"])
 def test_ends_with_the_process_that_it_is_of_once_nothing_runs(folder: Path, when: str) -> None:
     with subprocess.Popen(["sleep", "3600"]) as owner:
@@ -291,6 +298,7 @@ def test_ends_with_the_process_that_it_is_of_once_nothing_runs(folder: Path, whe
         assert not socket_path.exists()
 
 
+@pytest.mark.rare
 def test_ends_when_its_socket_is_gone(folder: Path) -> None:
     """A server whose socket was removed cannot be reached any more, so it ends."""
     pid = start_fork_server(str(BARE_PYTHON), folder / "s", folder / "l", env=ENVIRONMENT).pid
@@ -305,6 +313,7 @@ def test_ends_when_its_socket_is_gone(folder: Path) -> None:
     assert not (folder / "s").exists()
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize("stopped", [False, True])
 def test_an_end_that_was_asked_for_is_waited_for(folder: Path, *, stopped: bool) -> None:
     """`end` also waits for a server that a signal has stopped, which no message reaches."""
@@ -343,6 +352,7 @@ def test_start_that_fails_says_why(folder: Path, python: str, socket_name: str, 
         start_fork_server(python, folder / socket_name, folder / log_name, env=ENVIRONMENT)
 
 
+@pytest.mark.rare
 def test_start_that_hangs_is_given_up(folder: Path) -> None:
     slow = folder / "python"
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
@@ -359,6 +369,7 @@ def test_long_socket_path_is_refused(folder: Path) -> None:
         BlockingClient(path).hello_sync()
 
 
+@pytest.mark.rare
 def test_frozen_server_is_not_waited_for_forever(bare: RunningServer) -> None:
     os.kill(bare.started.pid, signal.SIGSTOP)
     try:
@@ -369,6 +380,7 @@ def test_frozen_server_is_not_waited_for_forever(bare: RunningServer) -> None:
     assert bare.client.hello_sync().pid == bare.started.pid
 
 
+@pytest.mark.rare
 def test_other_version_is_refused_but_may_end_the_server(folder: Path) -> None:
     pid = start_fork_server(str(BARE_PYTHON), folder / "s", folder / "l", env=ENVIRONMENT).pid
     BlockingClient(folder / "s").hello_sync()
@@ -409,7 +421,7 @@ def test_other_users_are_not_served(bare: RunningServer) -> None:
 def raw(server: RunningServer, data: bytes, fds: list[int] | None = None) -> bytes:
     """Return the server's answer to the bytes; empty if it closes the connection."""
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(60)
+        sock.settimeout(PATIENCE_SECONDS)
         sock.connect(str(server.socket))
         socket.send_fds(sock, [data], fds or [])
         sock.shutdown(socket.SHUT_WR)
@@ -468,6 +480,7 @@ def test_bad_request_is_refused_and_its_descriptors_closed(
         wait_until(lambda: not holds(bare, one), "the descriptors to be closed")
 
 
+@pytest.mark.rare
 def test_too_many_descriptors_end_the_connection(bare: RunningServer) -> None:
     with socket.socket() as one:
         assert raw(bare, wire.encode(spawn_message()), [one.fileno()] * (wire.MAX_FDS + 20)) == b""

@@ -347,10 +347,14 @@ def test_a_balanced_job_makes_no_sound(simulated: Seen) -> None:
     assert simulated.facts["uneven"] == {name: {"slow"} for name in UNEVEN}
 
 
-def test_alerts_name_who_they_are_about(simulated: Seen, nvidia: Seen) -> None:
+def test_alerts_name_the_job_or_the_queue(simulated: Seen) -> None:
     assert simulated.jobs("OrchCheckpointTooOld") == {"stale"}
     assert simulated.jobs("OrchJobRestartLoop") == simulated.jobs("OrchJobFailed") == {"crash"}
     assert {labels["queue"] for labels in simulated.fired["OrchQueueStuck"]} == {"night"}
+
+
+@pytest.mark.rare
+def test_alerts_name_the_gpu(nvidia: Seen) -> None:
     assert {labels["xid"] for labels in nvidia.fired["OrchGpuXid"]} == {"79"}, "31 is the program's own"
     assert {labels["gpu"] for labels in nvidia.fired["OrchGpuEccUncorrected"]} == {"0"}
     assert {labels["gpu"] for labels in nvidia.fired["OrchGpuLost"]} >= {"2"}
@@ -365,20 +369,24 @@ def test_an_ended_job_is_shown_for_a_while(simulated: Seen) -> None:
     assert simulated.facts["state after the end"]
 
 
+@pytest.mark.rare
 def test_exporters_keep_to_the_range_of_ports_that_a_policy_can_name(nvidia: Seen) -> None:
     assert len(set(nvidia.facts["ports"])) == 5
     assert all(9477 <= port <= 9599 for port in nvidia.facts["ports"])
 
 
+@pytest.mark.rare
 def test_a_lost_gpu_stays_in_sight(nvidia: Seen) -> None:
     assert nvidia.facts["lost GPU's exporter"]
 
 
+@pytest.mark.rare
 def test_every_query_of_panels_and_rules_has_data_in_one_story_or_the_other(simulated: Seen, nvidia: Seen) -> None:
     everything = {where for where, _ in board_queries()} | recorded()
     assert everything - simulated.answered - nvidia.answered == set()
 
 
+@pytest.mark.rare
 def test_every_alert_fires_in_one_story_or_the_other(simulated: Seen, nvidia: Seen) -> None:
     elsewhere = ONLY_IN_THE_STAND_IN.keys() | ONLY_WITH_PROMTOOL.keys()
     assert alerts() - simulated.fired.keys() - nvidia.fired.keys() <= elsewhere

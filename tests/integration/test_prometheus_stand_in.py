@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.rare,
     pytest.mark.skipif(
         shutil.which("prometheus") is None or shutil.which("prometheus-alertmanager") is None,
         reason="prometheus or its alertmanager is missing: .ci/install-test-tools",

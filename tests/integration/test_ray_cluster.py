@@ -312,6 +312,7 @@ def test_an_elastic_job_goes_on_with_fewer_nodes_and_grows_again(
     assert {line["ranks"] for line in lines} == {3, 2}
 
 
+@pytest.mark.rare
 def test_a_restarted_daemon_adopts_and_a_node_may_be_away_for_a_moment(
     whole: RayCluster, guest: Stack, ledger: Ledger, tmp_path: Path
 ) -> None:
@@ -376,6 +377,7 @@ print("resumed from", saved.step, flush=True)
 """
 
 
+@pytest.mark.rare
 def test_a_node_that_does_not_share_the_home(whole: RayCluster, guest: Stack, tmp_path: Path) -> None:
     own_home = tmp_path / "home-of-the-node"
     node = whole.add_node(cpus=4, environ={"ORCH_NODE_HOME": str(own_home)})
@@ -449,6 +451,7 @@ def wheel(directory: Path, name: str, value: int) -> Path:
     return path
 
 
+@pytest.mark.rare
 def test_a_runtime_env_is_installed_by_ray(whole: RayCluster, guest: Stack, tmp_path: Path) -> None:
     package = tmp_path / "lib" / "some_modules"
     package.mkdir(parents=True)

@@ -11,7 +11,6 @@ import pytest
 
 from tests.support.ports import free_port
 from tests.support.stack import ORCH, PATIENCE_SECONDS, Stack, process_gone, wait_until
-from tests.support.tunnel import tunnel_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -103,14 +102,3 @@ def test_a_job_is_submitted_followed_and_fetched_over_tcp(
     assert laptop("status", job_id, "--json").returncode == 0
     assert laptop("login", "--forget").returncode == 0
     assert laptop("status").returncode == 4, "there is no daemon of this home"
-
-
-def test_through_a_tunnel_to_the_socket_files_are_uploaded(
-    stack: Stack, laptop: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
-    with tunnel_to(stack.client.endpoint.socket_path) as address:
-        submitted = laptop("submit", "job.yaml", "--wait", ORCH_ADDRESS=f"http://{address}")
-        assert submitted.returncode == 0, submitted.stderr
-        assert "uploaded working_dir: 3 files" in submitted.stderr
-        got = laptop("get", submitted.stdout.split()[0], "outputs/**", ORCH_ADDRESS=f"http://{address}")
-        assert got.returncode == 0, got.stderr

@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.stack import Stack, process_gone, wait_until
 
+pytestmark = pytest.mark.rare
+
 SCRIPT = """
 import time
 from orchestrator.train import context

@@ -101,18 +101,6 @@ def test_a_shell_on_a_terminal_and_its_end_with_a_killed_client(stack: Stack, jo
     os.close(ours)
 
 
-def test_a_signal_without_a_terminal_goes_to_the_command(stack: Stack, job: str) -> None:
-    script = "trap 'echo caught; exit 9' INT; echo ready; while :; do sleep 0.05; done"
-    with started(
-        stack, "exec", job, "--", "sh", "-c", script, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        process.send_signal(signal.SIGINT)
-        assert process.stdout.read() == b"caught\n"
-        assert process.wait() == 9
-
-
 def test_a_session_ends_with_its_job(stack: Stack, job: str) -> None:
     work = Path(stack.job(job).working_dir)
     script = "echo $$ > shell.tmp; mv shell.tmp shell; trap '' TERM HUP INT; sleep 600 & wait; sleep 600"
@@ -141,13 +129,6 @@ def test_a_port_is_reached_from_here(stack: Stack, job: str) -> None:
                 assert answer.read() == data
         process.send_signal(signal.SIGTERM)
         assert process.wait() == 143
-
-
-def test_a_port_where_nothing_listens_is_told(stack: Stack, job: str) -> None:
-    from orchestrator.api.errors import RefusedError
-
-    with pytest.raises(RefusedError, match="nothing answers on port 1 "):
-        stack.client.session(job, port=1)
 
 
 def on_terminal(stack: Stack, *arguments: str, cwd: Path | None = None) -> tuple[subprocess.Popen[bytes], int]:
@@ -185,6 +166,7 @@ def test_a_rank_at_a_breakpoint_is_told_of_and_attached_to(stack: Stack, tmp_pat
     assert stack.wait(job_id).state == "SUCCEEDED"
 
 
+@pytest.mark.rare
 def test_an_interactive_job_is_a_shell_until_it_exits_or_is_idle(stack: Stack, tmp_path: Path) -> None:
     line = ("run", "-i", "--gpu", "1", "--cpu", "0", "--idle-limit", "3s", "--name", "shell", "--", "sh")
     process, terminal = on_terminal(stack, *line, cwd=tmp_path)

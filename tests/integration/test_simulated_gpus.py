@@ -15,6 +15,8 @@ import pytest
 from orchestrator.gpu.drivers.simulated import SimulatedAssignments, open_simulated, write_assignments
 from orchestrator.gpu.load import LoadWindow, Quantity, balance
 
+pytestmark = pytest.mark.rare
+
 RANK = """
 import torch, torch.distributed as dist
 torch.set_num_threads(1)

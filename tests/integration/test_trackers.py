@@ -178,7 +178,10 @@ def home_of(tmp_path: Path, tracker: str) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tracker", sorted(READ))
+@pytest.mark.parametrize(
+    "tracker",
+    ["tensorboard", *(pytest.param(name, marks=pytest.mark.rare) for name in sorted(READ.keys() - {"tensorboard"}))],
+)
 def test_every_point_is_there_once_although_the_process_was_killed(tmp_path: Path, tracker: str) -> None:
     home = home_of(tmp_path, tracker)
     job = home / "jobs" / JOB
@@ -209,6 +212,7 @@ def test_every_point_is_there_once_although_the_process_was_killed(tmp_path: Pat
     assert gpus[0].keys() >= {"gpu_0_memory", "gpu_1_memory", "gpu_avg_utilization", "gpu_0_power"}
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize("tracker", ["tensorboard"])
 def test_a_process_whose_daemon_has_died_ends_at_once(tmp_path: Path, tracker: str) -> None:
     home = home_of(tmp_path, tracker)
@@ -243,6 +247,7 @@ sys.exit(process.main(sys.argv[1:], runs={"wandb": ("__main__", "Hanging")}, ans
 """
 
 
+@pytest.mark.rare
 def test_a_tracker_that_does_not_answer_ends_its_process_and_loses_nothing(tmp_path: Path) -> None:
     job = tmp_path / "jobs" / JOB
     job.mkdir(parents=True)
@@ -265,6 +270,7 @@ def test_a_tracker_that_does_not_answer_ends_its_process_and_loses_nothing(tmp_p
     assert state.problem == "it did not answer for 1 s"
 
 
+@pytest.mark.rare
 def test_every_tracker_has_a_run_of_its_own() -> None:
     from orchestrator.analysis.trackers.process import RUNS
 

@@ -13,6 +13,8 @@ from orchestrator.train.script.elastic import share_out
 from orchestrator.train.trainer.data.loading import ShareSampler
 from tests.integration.trainer_ranks import global_batches, linear_model, run, trained_alone
 
+pytestmark = pytest.mark.rare
+
 STEPS = 20
 
 

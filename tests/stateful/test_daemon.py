@@ -473,6 +473,6 @@ class DurableDaemonMachine(DaemonMachine):
 
 
 TestDaemon = DaemonMachine.TestCase
-TestDaemon.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestDaemon.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
 TestDurableDaemon = DurableDaemonMachine.TestCase
 TestDurableDaemon.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)

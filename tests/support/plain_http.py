@@ -8,6 +8,8 @@ import json
 import socket
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tests.support.stack import PATIENCE_SECONDS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -31,7 +33,7 @@ class UnixConnection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(60)
+        self.sock.settimeout(PATIENCE_SECONDS)
         self.sock.connect(self._path)
 
 

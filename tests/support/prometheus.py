@@ -162,10 +162,6 @@ class Watched:
             found.setdefault(series["metric"]["alertname"], []).append(series["metric"])
         return found
 
-    def ever_fired(self) -> set[str]:
-        """Return every alert that has fired since Prometheus was started."""
-        return {s["metric"]["alertname"] for s in self.query('last_over_time(ALERTS{alertstate="firing"}[10m])')}
-
     def received_of(self, name: str, **labels: str) -> list[dict[str, Any]]:
         """Return the firing alerts of this name and labels that the webhook received."""
         return [a for a in self.received() if {"alertname": name, **labels}.items() <= a["labels"].items()]
@@ -173,11 +169,6 @@ class Watched:
     def received(self) -> list[dict[str, Any]]:
         """Return every firing alert that the webhook received."""
         return [alert for message in self.webhook.taken for alert in message["alerts"] if alert["status"] == "firing"]
-
-    def empty_queries(self) -> set[str]:
-        """Return the queries of panels and variables, and recording rules, that have no data now; none may fail."""
-        empty = {where for where, expr in board_queries() if not self.query(expr)}
-        return empty | {name for name in recorded() if not self.query(name)}
 
     def rules(self) -> Iterator[dict[str, Any]]:
         """Yield every rule as Prometheus has loaded and evaluated it."""

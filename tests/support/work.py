@@ -85,16 +85,3 @@ def lines(work: Callable[[], object]) -> int:
         finally:
             sys.settrace(before)
     return count
-
-
-def calls_of_c(work: Callable[[], object]) -> Counter[str]:
-    """Return how often ``work`` calls each function of C in this thread, by full name (``posix.fsync``)."""
-    counts: Counter[str] = Counter()
-
-    def count(_frame: FrameType, event: str, argument: Any) -> None:
-        if event == "c_call":
-            counts[f"{argument.__module__}.{argument.__qualname__}"] += 1
-
-    with _profiled(count):
-        work()
-    return counts

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from orchestrator.units import age, clock, duration, elapsed, metric, number, percent, plural, size, spreadsheet
+from orchestrator.units import age, clock, duration, number, percent, plural, size, spreadsheet
 
 
 @pytest.mark.parametrize(
@@ -60,15 +60,6 @@ def test_counts() -> None:
     assert [percent(None), percent(0.416)] == ["", "42%"]
 
 
-def test_elapsed() -> None:
-    assert [elapsed(7.96), elapsed(3723.0), elapsed(7.5, tenths=True)] == ["0:00:07", "1:02:03", "0:00:07.5"]
-
-
-def test_metrics() -> None:
-    shown = [metric("loss", 0.51234), metric("peak_bytes", 2048), metric("loss", None), metric("loss", -math.inf)]
-    assert shown == ["0.5123", "2.0 KiB", "nan", "-inf"]
-
-
 @pytest.mark.parametrize(
     ("value", "digits", "text"),
     [
@@ -88,10 +79,6 @@ def test_metrics() -> None:
 )
 def test_a_number_has_no_exponent_where_digits_show_it(value: float, digits: int, text: str) -> None:
     assert number(value, digits) == text
-
-
-def test_a_number_of_a_difference_has_its_sign() -> None:
-    assert [number(value, 2, "+") for value in (430.4, 0.52, -3.0)] == ["+430", "+0.52", "-3"]
 
 
 def test_clock_has_a_date_unless_it_is_today() -> None:

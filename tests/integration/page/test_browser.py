@@ -53,7 +53,10 @@ def story(served: ServedPage) -> list[str]:
     return [f"{served.address}{one}" for one in addresses(job_id, failed)]
 
 
-@pytest.mark.parametrize(("size", "scheme", "other_scheme"), [("desk", "light", "dark"), ("phone", "dark", "light")])
+@pytest.mark.parametrize(
+    ("size", "scheme", "other_scheme"),
+    [("desk", "light", "dark"), pytest.param("phone", "dark", "light", marks=pytest.mark.rare)],
+)
 def test_no_page_has_a_violation_of_accessibility_or_is_wider_than_the_screen(
     served: ServedPage,
     new_page: Callable[..., Page],
@@ -78,6 +81,7 @@ def test_no_page_has_a_violation_of_accessibility_or_is_wider_than_the_screen(
     errors[:] = [one for one in errors if "404" not in one]  # the page of a job that does not exist
 
 
+@pytest.mark.rare
 def test_long_paths_in_problems_and_notes_fit_a_phone(
     served: ServedPage, new_page: Callable[..., Page], errors: list[str]
 ) -> None:
@@ -123,6 +127,7 @@ def test_no_script_of_a_name_or_a_log_line_runs(served: ServedPage, page: Page) 
     expect(page.locator("#log img, #log script, #log svg")).to_have_count(0)
 
 
+@pytest.mark.rare
 def test_the_policy_refuses_a_script_that_got_into_the_page_all_the_same(
     served: ServedPage, page: Page, errors: list[str]
 ) -> None:
@@ -196,6 +201,7 @@ def test_rerun_leads_to_the_new_job(served: ServedPage, page: Page) -> None:
     expect(page).not_to_have_url(re.compile(rf"/jobs/{job.id}"))
 
 
+@pytest.mark.rare
 def test_a_dialog_can_be_left_without_acting(served: ServedPage, page: Page) -> None:
     job = served.do(lambda service: service.add("digits", state="RUNNING"))
     page.goto(f"{served.address}/jobs/{job.id}/cancel")
@@ -245,6 +251,7 @@ def test_a_link_signs_in_once_with_a_cookie_that_scripts_and_other_sites_do_not_
     errors[:] = [one for one in errors if "401" not in one]
 
 
+@pytest.mark.rare
 def test_the_page_is_in_no_frame(served: ServedPage, new_page: Callable[..., Page], errors: list[str]) -> None:
     page = new_page()
     page.goto("about:blank")
@@ -270,6 +277,7 @@ def test_the_log_follows_and_is_searched_by_rank(served: ServedPage, page: Page)
     expect(page.locator("#log .line")).to_have_count(1)
 
 
+@pytest.mark.rare
 def test_the_first_tab_stop_leads_past_the_navigation(served: ServedPage, page: Page) -> None:
     page.goto(served.address)
     page.keyboard.press("Tab")
@@ -311,6 +319,7 @@ def test_pointing_at_one_chart_shows_the_figures_of_that_time_in_all(served: Ser
     expect(load.locator(".value").first).to_have_text(last)
 
 
+@pytest.mark.rare
 def test_dragging_over_a_chart_leads_to_the_address_of_that_part_and_back(served: ServedPage, page: Page) -> None:
     job_id = charted(served, page)
     plot = page.locator(".plot").first
@@ -332,6 +341,7 @@ def test_dragging_over_a_chart_leads_to_the_address_of_that_part_and_back(served
     page.wait_for_url(re.compile(r"/jobs/[^?]*#charts$"))
 
 
+@pytest.mark.rare
 def test_a_chart_is_read_by_keyboard(served: ServedPage, page: Page) -> None:
     charted(served, page)
     plot = page.locator(".chart", has_text="GPU power").locator(".plot")
@@ -348,6 +358,7 @@ def test_a_chart_is_read_by_keyboard(served: ServedPage, page: Page) -> None:
     expect(page.locator(".chart .at").first).to_have_text("")
 
 
+@pytest.mark.rare
 def test_a_chart_that_is_pointed_at_stays_so_when_newer_ones_come(served: ServedPage, page: Page) -> None:
     job_id = charted(served, page)
     page.locator(".chart", has_text="GPU load").locator(".plot").hover()
@@ -359,6 +370,7 @@ def test_a_chart_that_is_pointed_at_stays_so_when_newer_ones_come(served: Served
     expect(page.locator(".chart .at").first).not_to_have_text("")
 
 
+@pytest.mark.rare
 def test_a_node_is_cordoned_and_uncordoned_in_the_page(served: ServedPage, page: Page) -> None:
     served.do(tell_story)
     page.goto(served.address)
@@ -373,6 +385,7 @@ def test_a_node_is_cordoned_and_uncordoned_in_the_page(served: ServedPage, page:
     expect(page.locator("#part-uses tbody tr")).to_have_count(1)
 
 
+@pytest.mark.rare
 def test_jobs_are_chosen_and_compared(served: ServedPage, page: Page) -> None:
     served.do(tell_story)
     page.goto(f"{served.address}/jobs")
@@ -386,6 +399,7 @@ def test_jobs_are_chosen_and_compared(served: ServedPage, page: Page) -> None:
     expect(page.locator(".chart .at").first).to_have_text(re.compile(r"^\d+s$"))
 
 
+@pytest.mark.rare
 def test_a_job_leads_to_comparisons_with_what_is_related_to_it(served: ServedPage, page: Page) -> None:
     job_id = served.do(tell_related)
     for link, jobs in (
@@ -403,6 +417,7 @@ def test_a_job_leads_to_comparisons_with_what_is_related_to_it(served: ServedPag
         assert {one.rpartition("-")[0] for one in shown if one != job_id} == set(jobs)
 
 
+@pytest.mark.rare
 def test_the_report_of_a_job_is_linked_when_it_is_written(
     served: ServedPage, page: Page, tmp_path: Path, errors: list[str]
 ) -> None:

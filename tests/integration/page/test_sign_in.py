@@ -52,6 +52,7 @@ def guess(page: Page, token: str) -> None:
         page.keyboard.press("Enter")
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize(("size", "scheme", "other"), [("desk", "light", "dark"), ("phone", "dark", "light")])
 def test_signing_in_has_no_violation_and_fits_the_screen(
     served: ServedPage, visitor: Callable[..., Page], axe: str, size: str, scheme: str, other: str
@@ -98,19 +99,7 @@ def test_the_keyboard_alone_signs_in_after_a_wrong_token(served: ServedPage, vis
     expect(page.get_by_role("heading", name="Running")).to_be_visible()
 
 
-def test_too_many_wrong_tokens_are_told_and_the_right_one_signs_in(
-    served: ServedPage, visitor: Callable[..., Page]
-) -> None:
-    page = visitor()
-    for number in range(6):
-        guess(page, f"wrong {number}")
-    expect(page.get_by_role("alert")).to_have_text(
-        "5 wrong tokens within 60 s; the right token, in the file of `--token-file`, signs in at any time"
-    )
-    guess(page, TOKEN)
-    expect(page).to_have_url(f"{served.address}/")
-
-
+@pytest.mark.rare
 def test_signing_in_works_without_javascript(served: ServedPage, visitor: Callable[..., Page]) -> None:
     page = visitor(java_script_enabled=False)
     page.get_by_label("The daemon's token").fill(TOKEN)

@@ -151,13 +151,6 @@ class FakeGpu:
             slot.pid, slot.memory = pid, memory
         self.raw.process_count = len(memory_by_pid)
 
-    def power_samples(self, samples: Iterable[tuple[int, int]]) -> None:
-        """Fill the driver's ring of power samples: (microseconds of Unix time, milliwatts)."""
-        rows = list(samples)
-        for slot, (timestamp, milliwatts) in zip(self.raw.samples, rows, strict=False):
-            slot.timestamp_us, slot.value = timestamp, milliwatts
-        self.raw.sample_count = len(rows)
-
     def mig(self, devices: Iterable[tuple[str, str, int, int]]) -> None:
         """Cut the GPU into MIG devices: (uuid, name, total bytes, used bytes)."""
         rows = list(devices)

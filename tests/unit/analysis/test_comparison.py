@@ -113,20 +113,6 @@ def test_curves_that_keep_apart_are_told_also_without_a_result() -> None:
     assert sentence(alike, "B").endswith(")")
 
 
-@pytest.mark.parametrize("offset", [1, 2, 3])
-@pytest.mark.parametrize("every", [5, 6])
-def test_one_loss_curve_read_at_other_steps_shows_no_difference(offset: int, every: int) -> None:
-    """The daemon records one step per second; two runs of the same training have different steps recorded."""
-
-    def noted(first: int, every: int) -> Run:
-        rows = [progress_row(step / 5, step, {"loss": 1.0 / step}) for step in range(first, 121, every)]
-        return run(gpu(seconds=24, power=100.0), name=f"from {first}", progress=progress_of(rows))
-
-    found = row(compare([noted(5, 5), noted(5 + offset, every)]), "loss_at_equal_steps")
-    assert found.outcome is Outcome.NONE_SHOWN
-    assert found.other == pytest.approx(found.baseline, rel=0.01)
-
-
 def test_readings_of_different_rates_are_aligned_by_time_not_by_number() -> None:
     rising = gpu(seconds=600, memory=1000 + np.arange(600.0))
     sparse = run(gpu(seconds=600, memory=1000 + np.arange(600.0)), name="sparse")
@@ -161,14 +147,6 @@ def test_too_few_readings_have_no_interval_and_say_so() -> None:
     memory = row(found, "memory")
     assert memory.outcome is Outcome.TOO_FEW
     assert "too few readings to tell that from chance" in sentence(memory, "B")
-
-
-def test_degrees_are_not_told_in_per_cent() -> None:
-    found = row(
-        compare([run(gpu(seconds=60, temperature=60.0)), run(gpu(seconds=60, temperature=63.0))]), "temperature"
-    )
-    assert found.relative is None
-    assert sentence(found, "B") == "B has 3.0 °C higher temperature of its hottest GPU (3.0 to 3.0)"
 
 
 @pytest.mark.parametrize(

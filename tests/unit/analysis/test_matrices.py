@@ -8,13 +8,11 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.analysis.matrices import MatrixRun, Score, SearchResult, TrialResult, configurations, write_results
-from orchestrator.analysis.plots import PlotError
 from orchestrator.analysis.runs import read_run
 from orchestrator.analysis.trials import time_left
 from tests.unit.analysis.runs import write_job
@@ -46,11 +44,6 @@ def test_a_configuration_is_the_mean_of_its_runs_not_the_luckiest(tmp_path: Path
     assert best.quantities["memory_mib"].mean == pytest.approx(2000.0)
     highest, _ = configurations(runs, Score(name="loss", highest=True))
     assert highest.values == {"lr": 0.1}
-
-
-def test_values_of_another_type_are_another_configuration(tmp_path: Path) -> None:
-    runs = [MatrixRun(job_id=str(v), state="FAILED", values={"x": v}, run=None) for v in (1, True, "1")]
-    assert len(configurations(runs, None)) == 3
 
 
 def test_everything_is_written(tmp_path: Path) -> None:
@@ -122,12 +115,6 @@ def test_time_left_is_between_the_bounds_of_any_order(running: list[float], wait
     assert left >= sum(everything) / slots - 1e-6
 
 
-def test_time_left_of_a_plain_case() -> None:
-    assert time_left([10.0, 4.0], [5.0, 5.0], 2) == 14.0
-    assert time_left([], [3.0] * 4, 2) == 6.0
-    assert np.isclose(time_left([], [], 3), 0.0)
-
-
 def trial(number: int, *given: float, pruned: bool = False, is_best: bool = False) -> TrialResult:
     names = ("loss", "energy_joules", "seconds")
     return TrialResult(
@@ -160,11 +147,3 @@ def test_files_and_charts(tmp_path: Path) -> None:
     assert found.text() == (
         "best trial 0 (net-0): loss=1, energy_joules=5, seconds=2 with lr=0.0, opt==adam\ntrials: 3, of which pruned: 1\n"
     )
-
-
-def test_without_a_result_there_is_no_chart(tmp_path: Path) -> None:
-    found = SearchResult(objectives={"loss": "min", "seconds": "min"}, trials=[trial(0, pruned=True)])
-    assert found.text() == "trials: 1, of which pruned: 1\n"
-    for draw in found.charts().values():
-        with pytest.raises(PlotError):
-            draw(tmp_path / "none.png")

@@ -146,15 +146,3 @@ def test_the_process_reads_what_jobs_recorded_and_answers_line_by_line(tmp_path:
     assert first["missing"] == {"1": "loss was not reported", "2": "it has recorded nothing"}
     assert len(first["suggested"]) == 1
     assert second == {**first, "suggested": []}
-
-
-def test_energy_and_time_are_measured(tmp_path: Path) -> None:
-    from orchestrator.analysis.search import objectives_given
-
-    directory = write_job(tmp_path / "a", metrics=lambda second: {"loss": 1.0})
-    given, missing = objectives_given(directory, ["seconds", "energy_joules", "loss"])
-    assert missing == ""
-    assert given is not None
-    assert given[0] > 0
-    assert given[1] > 0
-    assert given[2] == 1.0

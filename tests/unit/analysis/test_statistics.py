@@ -14,7 +14,6 @@ from orchestrator.analysis.statistics import (
     interval_about,
     mean_interval,
     mean_over_time,
-    student_quantile,
     summarize,
 )
 from tests.unit.analysis.coverage import coverage
@@ -71,26 +70,6 @@ def test_no_interval_where_the_data_do_not_give_one() -> None:
     assert exact.excludes_zero
     about = interval_about(7.0, np.array([-1.0, 1.0] * 20))
     assert (about.value, about.high) == (7.0, pytest.approx(7.0, abs=0.2))
-
-
-def test_an_interval_of_a_long_series_takes_no_more_than_one_of_a_short_one() -> None:
-    values = np.random.default_rng(2).normal(size=86400)
-    found = mean_interval(values)
-    assert found.high is not None
-    assert found.high - found.value == pytest.approx(1.96 / 86400**0.5, rel=0.2)
-    assert mean_interval(np.full(86400, 0.1)).high == pytest.approx(0.1)
-
-
-def test_the_same_data_give_the_same_interval() -> None:
-    values = np.random.default_rng(1).normal(size=100)
-    assert mean_interval(values) == mean_interval(values)
-
-
-@pytest.mark.parametrize(
-    ("freedom", "value"), [(1, 12.706), (2, 4.303), (3, 3.182), (5, 2.571), (10, 2.228), (30, 2.042), (1000, 1.962)]
-)
-def test_quantiles_of_students_distribution(freedom: int, value: float) -> None:
-    assert student_quantile(0.975, freedom) == pytest.approx(value, rel=0.01)
 
 
 def test_balance_needs_two_busy_gpus() -> None:

@@ -103,17 +103,6 @@ def test_a_long_history_comes_whole_or_its_end_alone(served: ServedFake, client:
     assert client.events(job.id, after=count - 1, tail=5)[0].sequence == count
 
 
-def test_a_long_list_of_jobs_comes_whole(served: ServedFake, client: Client) -> None:
-    served.do(lambda service: [service.add(f"job{n}") for n in range(2 * PAGE + 5)])
-    names = [job.name for job in client.jobs().jobs]
-    assert names == [f"job{n}" for n in reversed(range(2 * PAGE + 5))]
-    some = client.jobs(limit=PAGE + 1)
-    assert (len(some.jobs), some.more) == (PAGE + 1, True)
-    assert not client.jobs().more
-    answer = ask(served.endpoint, "GET", "/api/v1/jobs?limit=2&before=" + client.jobs(limit=1).jobs[0].id)
-    assert [job["name"] for job in json.loads(answer.body)["jobs"]] == names[1:3]
-
-
 def test_actions(served: ServedFake, client: Client) -> None:
     job = served.do(lambda service: service.add())
     assert client.pause(job.id).state == "SUSPENDED"
@@ -240,17 +229,6 @@ def test_logs(served: ServedFake, client: Client) -> None:
     assert [line.text for line in client.logs(job.id, rank=0)] == ["one", "zwei ü\x1b[0m", "drei"]
     with pytest.raises(NoSuchJobError):
         list(client.logs("nothing"))
-
-
-def test_a_page_that_is_not_there(served: ServedFake) -> None:
-    for path in ("/", "/api/v1", "/api/v2/jobs", "/docs", "/api/v1/jobs/", "/api/v1/jobs/a/b/c"):
-        answer = ask(served.endpoint, "GET", path)
-        assert (answer.status, answer.json["code"]) == (404, "not_found"), path
-
-
-def test_a_method_that_a_page_lacks(served: ServedFake) -> None:
-    answer = ask(served.endpoint, "POST", "/api/v1/nodes", headers=JSON, body=b"{}")
-    assert (answer.status, answer.json["code"]) == (405, "method_not_allowed")
 
 
 def test_another_protocol_is_refused_with_the_way_out(served: ServedFake) -> None:

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.api.errors import ERRORS
-from orchestrator.api.launch import DEFAULT_READ_LISTEN
-from orchestrator.api.protocol import BODY_SECONDS, MAX_BODY_BYTES, MAX_YAML_BYTES
 from orchestrator.api.server.testing import serve_fake
 from tests.support.stack import PATIENCE_SECONDS
 
@@ -77,9 +75,3 @@ def test_the_table_of_statuses_is_the_code_s() -> None:
     for cls in ERRORS.values():
         meant.setdefault(cls.exit_code, set()).add(cls.http_status)
     assert written == meant
-
-
-def test_the_bounds_are_the_code_s() -> None:
-    assert f"at most {MAX_BODY_BYTES // 1024**2} MiB (the job.yaml {MAX_YAML_BYTES // 1024**2} MiB)" in PAGE
-    assert f"within {BODY_SECONDS:.0f} s" in PAGE
-    assert DEFAULT_READ_LISTEN in PAGE

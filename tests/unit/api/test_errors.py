@@ -34,11 +34,6 @@ def test_each_error_is_documented_and_mapped(cls: type[OrchError]) -> None:
     assert cls.exit_code in EXIT_CODES
 
 
-def test_codes_are_unique() -> None:
-    codes = [cls.code for cls in every_error()]
-    assert len(codes) == len(set(codes))
-
-
 @pytest.mark.parametrize("cls", list(ERRORS.values()))
 def test_an_error_is_the_same_on_the_other_side(cls: type[OrchError]) -> None:
     problem = Problem(message="is wrong", path="resources.gpu", line=3, column=7, hint="write 1", source="job.yaml")

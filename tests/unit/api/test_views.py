@@ -11,8 +11,7 @@ import pytest
 
 from orchestrator.api import views
 from orchestrator.api.errors import ProtocolMismatchError
-from orchestrator.api.views import TERMINAL_STATES, JobView, LogLine, ProgressView, View
-from orchestrator.core.states import JobState
+from orchestrator.api.views import JobView, LogLine, ProgressView, View
 
 VIEWS = [cls for cls in vars(views).values() if isinstance(cls, type) and issubclass(cls, View) and cls is not View]
 
@@ -72,7 +71,3 @@ def test_a_diverged_loss_is_null_and_not_broken_json(value: float) -> None:
     back = ProgressView.from_json(json.loads(text))
     assert back.metrics == {"loss": None}
     assert back.eta_seconds is None
-
-
-def test_terminal_states_are_the_core_s() -> None:
-    assert {state.value for state in JobState if state.is_terminal} == TERMINAL_STATES

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.bench.nccl import (
-    NOT_VERIFIED,
     Link,
     SweepOutcome,
     candidates,
     check_machine,
     links_of,
     sweep,
-    sweep_json,
     sweep_lines,
 )
 from orchestrator.bench.plan import BenchError, RankError
@@ -91,14 +89,6 @@ def test_settings_that_help_are_found_alone_and_together() -> None:
     assert "Not verified: this sweep has not run on several GPUs yet" in text
 
 
-def test_one_that_helps_needs_no_combination() -> None:
-    outcome = swept({("NCCL_ALGO", "Ring"): 0.5})
-    assert outcome.together is None
-    assert sweep_json(outcome)["best"] == {"NCCL_ALGO": "Ring"}
-    assert sweep_json(outcome)["verified"] is False
-    assert sweep_json(outcome)["note"] == NOT_VERIFIED
-
-
 def test_nothing_helps_where_all_are_alike() -> None:
     outcome = swept({})
     assert outcome.best is None
@@ -113,13 +103,6 @@ def test_a_setting_that_nccl_refuses_drops_out_and_is_named() -> None:
     assert "| NCCL_PROTO=LL | failed: rank 0: invalid usage |" in "\n".join(sweep_lines(outcome))
 
 
-def test_runs_take_turns_in_opposite_orders() -> None:
-    timer = FakeTimer({})
-    sweep(timer, 2, frozenset({Link.SWITCH}), rounds=5, note=lambda _text: None)
-    tried = [dict(one.variables) for one in candidates(2, frozenset({Link.SWITCH}))]
-    assert timer.asked == [*tried, *tried[::-1]] * 2 + tried
-
-
 def test_a_machine_whose_nccl_fails_is_told() -> None:
     class Broken:
         def seconds(self, variables: object, sizes: object) -> list[float]:
@@ -127,11 +110,6 @@ def test_a_machine_whose_nccl_fails_is_told() -> None:
 
     with pytest.raises(BenchError, match="NCCL failed with its own choice of settings: rank 1: NCCL error: no device"):
         sweep(Broken(), 2, frozenset(), rounds=5, note=lambda _text: None)
-
-
-def test_too_few_rounds_have_no_interval() -> None:
-    with pytest.raises(BenchError, match="--runs is 4: a sweep needs 5 for an interval"):
-        sweep(FakeTimer({}), 2, frozenset(), rounds=4, note=lambda _text: None)
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,12 @@ import pytest
 from orchestrator.bench.plan import (
     BenchError,
     BenchRequest,
-    Cell,
     cells_of,
     check,
     device_of,
     parse_numbers,
     parse_size,
     ranks_of,
-    rounds,
 )
 
 REQUEST = BenchRequest()
@@ -63,11 +61,6 @@ def test_more_ranks_than_gpus_are_refused() -> None:
         ranks_of(replace(REQUEST, ranks=(4,)), gpus=1)
 
 
-def test_multi_gpu_mode_needs_several_ranks() -> None:
-    with pytest.raises(BenchError, match="at least 2 ranks"):
-        ranks_of(replace(REQUEST, gpu_mode="multi"), gpus=1)
-
-
 @pytest.mark.parametrize(
     ("changes", "gpus", "words"),
     [
@@ -80,17 +73,6 @@ def test_multi_gpu_mode_needs_several_ranks() -> None:
 def test_what_a_machine_cannot_do_is_refused(changes: dict[str, Any], gpus: int, words: str) -> None:
     with pytest.raises(BenchError, match=words):
         device_of(replace(REQUEST, **changes), gpus=gpus)
-
-
-def test_gpus_are_used_where_there_are_some() -> None:
-    assert device_of(replace(REQUEST, precision="fp16"), gpus=1) == "cuda"
-    assert device_of(REQUEST, gpus=0) == "cpu"
-    assert device_of(replace(REQUEST, device="cpu"), gpus=1) == "cpu"
-
-
-def test_rounds_go_to_and_fro() -> None:
-    one, two = Cell(batch=8, ranks=1), Cell(batch=8, ranks=2)
-    assert list(rounds((one, two), 2)) == [(0, one), (0, two), (1, two), (1, one)]
 
 
 @pytest.mark.parametrize(
@@ -126,19 +108,10 @@ def test_a_users_factory_is_accepted_and_named_by_file_and_function() -> None:
     assert request.model_name == "wide_make"
 
 
-def test_numbers_are_read_from_a_list() -> None:
-    assert parse_numbers("--ranks", "1, 2,4") == (1, 2, 4)
-
-
 @pytest.mark.parametrize("text", ["", "1,,2", "1.5", "-1", "two", "1 2", "9999999999"])
 def test_other_texts_are_no_numbers(text: str) -> None:
     with pytest.raises(BenchError, match="is not a whole number"):
         parse_numbers("--ranks", text)
-
-
-@pytest.mark.parametrize(("text", "size"), [("12GB", 12 * 10**9), ("800MiB", 800 << 20), ("5", 5), ("2KB", 2000)])
-def test_sizes(text: str, size: int) -> None:
-    assert parse_size("--memory-limit", text) == size
 
 
 @pytest.mark.parametrize("text", ["", "0", "12XB", "-1GB", "1.5GB", "9999999TB"])

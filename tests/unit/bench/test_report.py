@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.bench.plan import Cell
-from orchestrator.bench.report import Subject, conclusion, recommendation, render_report, write_plots
+from orchestrator.bench.report import Subject, conclusion, recommendation, render_report
 from orchestrator.bench.results import CellResult, GpuUse, Parts, Run, cell_json, compare, comparison_json, run_of
 
 ENVIRONMENT: dict[str, Any] = {
@@ -137,22 +137,3 @@ def test_json_has_the_known_keys_and_null_for_what_was_not_measured() -> None:
     assert low < found["mean_samples_per_sec"] < high
     assert len(found["detailed_runs"]) == 6
     json.dumps(found, allow_nan=False)
-
-
-def test_a_cell_without_a_run_has_its_error_in_json() -> None:
-    failed = CellResult(cell=Cell(batch=128, ranks=2), error="rank 1: out of memory")
-    found = cell_json(failed, model="medium", parameters=1, precision="fp32")
-    assert (found["num_runs"], found["error"]) == (0, "rank 1: out of memory")
-
-
-def test_gpus_are_shown_where_they_tell() -> None:
-    use = GpuUse(utilization=0.5, power_watts=300.0, energy_joules=900.0)
-    text = render_report(subject(), [cell(1, [100.0] * 6, gpu=use)])
-    assert "| 50% | 300 | 3 |" in text
-
-
-def test_graphs_are_drawn(tmp_path: Any) -> None:
-    pytest.importorskip("matplotlib")
-    paths = write_plots([SINGLE, FASTER, cell(2, [1.0])], "medium", tmp_path)
-    assert [path.name for path in paths] == ["scaling_medium.png", "step_parts_medium.png"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from orchestrator.bench.statistics import deviation, mean_interval, outliers, ratio_interval, tail
-from orchestrator.gpu.load import known_mean
 
 
 def test_fewer_than_five_runs_have_a_mean_and_no_interval() -> None:
@@ -51,10 +50,3 @@ def test_equal_figures_have_an_interval_without_width() -> None:
 def test_outliers_are_positions_far_from_the_rest() -> None:
     assert outliers([10.0, 10.1, 9.9, 10.2, 30.0, 9.8]) == (4,)
     assert outliers([10.0, 10.1, 9.9, 10.2]) == ()
-
-
-def test_spread() -> None:
-    assert deviation([1.0]) == 0.0
-    assert deviation([1.0, 3.0]) == pytest.approx(2**0.5)
-    assert known_mean([1.0, None, 3.0]) == 2.0
-    assert known_mean([None]) is None

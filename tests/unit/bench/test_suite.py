@@ -119,13 +119,6 @@ def test_a_claim_holds_or_fails_only_with_the_whole_interval(
     assert check_claim(claim, {(Quantity.MIXED_SPEED_UP, 1): measured}).finding is finding
 
 
-def test_most_models_means_the_median_one() -> None:
-    plan, found = on_gpus()
-    for cell, share in zip(plan.other_models, (0.5, 0.01, 0.5), strict=True):
-        found[cell] = result(cell, 100.0, exposed=share)
-    assert quantities(plan, found, on_gpus=True)[Quantity.COMMUNICATION_SHARE, 2].interval.value == pytest.approx(0.26)
-
-
 def test_what_failed_is_said_and_the_rest_is_told() -> None:
     plan, found = on_gpus()
     found[plan.mixed] = CellResult(cell=plan.mixed, error="out of memory")
@@ -163,6 +156,7 @@ def test_what_the_suite_has_no_use_for_is_refused(name: str, changes: dict[str, 
         check_suite(name, BenchRequest(**{"batch_sizes": (32,), **changes}))
 
 
+@pytest.mark.rare
 def test_a_tiny_suite_on_processors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,8 +175,3 @@ def test_a_tiny_suite_on_processors(
     report = (tmp_path / "out/training_suite_medium.md").read_text()
     assert "One rank alone: there is nothing to scale." in report
     assert "needs a GPU" in report
-
-
-def test_suite_and_sweep_are_two_things(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(("bench", "--suite", "training", "--nccl-sweep", "--output-dir", str(tmp_path))) == 2
-    assert "--suite and --nccl-sweep are two measurements" in capsys.readouterr().err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -19,19 +18,6 @@ FIRST = [case for case in cases() if case.form == FORMS[0][0]]
 def test_a_fault_is_named_rightly_and_in_time(case: Case) -> None:
     result = run.judge(case)
     assert result["in_time"], result
-
-
-def test_a_run_goes_on_where_it_was_cut_off_and_the_alert_is_checked(tmp_path: Path) -> None:
-    keep = tmp_path / "kept"
-    wanted = [unit for unit in run.units(1, 1) if unit.key in ("fault/8/0", "healthy/small job of 30 s/0")]
-    assert run.work(wanted, keep, 0.0) == {}
-    first = run.work(wanted, keep, 600.0)
-    assert set(first) == {unit.key for unit in wanted}
-    with keep.open("a") as file:
-        file.write('{"key": "fault/9/0", "res')
-    assert run.work(wanted, keep, 0.0) == first
-    assert run.healthy("small job of 30 s", 3, 95.0) == []
-    assert [alerts.fired_at(at) for at in (0.0, 120.0, 121.0)] == [30, 150, 165]
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is missing: .ci/install-test-tools")
@@ -60,18 +46,3 @@ def test_the_document_shows_the_job_hours_of_healthy_jobs_under_a_daemon() -> No
     assert found is not None
     assert found[2] == live_sound.section(result), "run: python -m benchmarks.insight.live_sound --write"
     assert sum(one["hours"] for each in results for one in each["runs"]) >= 30.0
-
-
-def test_findings_of_healthy_jobs_are_counted_by_their_kind() -> None:
-    said = [{"job": "a", "kind": "rank_slow", "said": "first"}, {"job": "b", "kind": "rank_slow", "said": "second"}]
-    one = {"jobs": 2, "hours": 1.0, "load": 3.0, "highest_load": 9.0, "processors": 2}
-    text = live_sound.section({"runs": [{**one, "found": said}, {**one, "load": 4.0, "found": []}]})
-    assert "4 healthy jobs, 2.0 job hours" in text
-    assert "(median load 3 to 4, at most 9, on 2 processors): 2 findings." in text
-    assert text.endswith("\n- 2 `rank_slow`, the first: first\n")
-
-
-def test_of_24_healthy_jobs_there_is_one_of_each_manner_with_and_without_gpus_of_one_rank_and_of_two() -> None:
-    resources = [(spec["name"], spec["resources"]) for spec in live_sound.specs(24, 60.0)]
-    kinds = {(name, one["num_workers"], one["resources_per_worker"]["gpu"] > 0) for name, one in resources}
-    assert len(kinds) == 24

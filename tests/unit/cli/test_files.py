@@ -117,11 +117,6 @@ def test_init_overwrites_nothing_unasked(orch: Orch, script: Path, tmp_path: Pat
     assert (tmp_path / "job.yaml").read_text() != "mine"
 
 
-def test_init_without_a_script_or_a_place(orch: Orch, script: Path) -> None:
-    assert orch("init", "nothing.py").code == 2
-    assert orch("init", "src/train.py", "-o", "no/such/place.yaml").code == 2
-
-
 def test_schema(orch: Orch) -> None:
     assert json.loads(orch("schema").out) == job_schema()
 

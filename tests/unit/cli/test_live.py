@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.cli.commands.logs import LogOptions, Screen, show_logs
+from orchestrator.cli.commands.logs import LogOptions, show_logs
 from orchestrator.cli.console import Console
 from orchestrator.cli.session import Session
 from tests.support.stack import PATIENCE_SECONDS
@@ -120,11 +120,6 @@ def test_submit_and_follow(orch: Orch, served: ServedFake, job_file: Path) -> No
     assert "SUCCEEDED: done" in done.err
 
 
-def test_follow_of_a_failed_job_fails(orch: Orch, served: ServedFake, job_file: Path) -> None:
-    with Play(served, (change(served, state="FAILED", reason="raised"),)):
-        assert orch("submit", str(job_file), "--follow", "-q") == (1, "", "")
-
-
 def test_logs_follow(orch: Orch, served: ServedFake, job_id: str) -> None:
     write(served, "old", "older")()
     with Play(served, (write(served, "step 1", "noise"), change(served, state="FAILED"))):
@@ -139,16 +134,6 @@ def test_events_follow(orch: Orch, served: ServedFake, job_id: str) -> None:
     assert orch("events", job_id, "-f", "--since", "2999-01-01T00:00").out == ""
     plain = orch("events", job_id, "--follow").out.splitlines()
     assert plain[-1].endswith("job_changed  done")
-
-
-@pytest.mark.parametrize(("tail", "told"), [("0", [3, 4]), ("1", [2, 3, 4]), ("9", [1, 2, 3, 4])])
-def test_events_follow_from_the_last_ones(
-    orch: Orch, served: ServedFake, job_id: str, tail: str, told: list[int]
-) -> None:
-    served.do(lambda service: service.set(job_id, reason="before"))
-    with Play(served, (change(served, state="RUNNING", reason="up"), change(served, state="SUCCEEDED", reason="done"))):
-        done = orch("events", job_id, "-f", "--json", "--tail", tail)
-    assert [json.loads(line)["sequence"] for line in done.out.splitlines()] == told
 
 
 def test_watching_a_job_ends_with_it(orch: Orch, served: ServedFake, job_id: str) -> None:
@@ -187,27 +172,6 @@ def test_ctrl_c_ends_quietly(orch: Orch, served: ServedFake, job_id: str, monkey
 
 
 # -- views that are redrawn in place
-
-
-def draw(height: int, *views: list[str]) -> str:
-    stream = Terminal()
-    session = Session(environ={})
-    session.console = Console({"COLUMNS": "80"}, out=stream, err=stream)
-    session.console.height = height
-    screen = Screen(session)
-    for view in views:
-        screen.show(view)
-    return stream.text()
-
-
-def test_a_view_is_drawn_over_the_last_one() -> None:
-    assert draw(24, ["one", "two"], ["three"]) == "\r\x1b[Jone\ntwo\n\x1b[2A\r\x1b[Jthree\n"
-
-
-def test_a_view_is_never_taller_than_the_terminal() -> None:
-    text = draw(10, [f"line {i}" for i in range(50)])
-    assert text.count("\n") == 8
-    assert text.endswith("line 6\nand 43 more lines\n")
 
 
 @pytest.mark.parametrize(

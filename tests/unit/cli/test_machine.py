@@ -97,16 +97,6 @@ def test_up(orch: Orch, daemon: dict[str, Any], home: object) -> None:
     }  # fmt: skip
 
 
-def test_up_says_where_metrics_are_when_the_default_port_was_taken(
-    orch: Orch, daemon: dict[str, Any], home: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reply = UpReply(pid=1, started=True, seconds=1.0, address="/s", read_address="127.0.0.1:41000")
-    monkeypatch.setattr(sys.modules["orchestrator.daemon.process.up"], "up", lambda *_: reply)
-    moved = "metrics: http://127.0.0.1:41000/metrics (127.0.0.1:9476 is in use; --read-listen chooses)\n"
-    assert orch("up").err == moved
-    assert orch("up", "--read-listen", "127.0.0.1:0").err == "metrics: http://127.0.0.1:41000/metrics\n"
-
-
 def test_serve_takes_what_up_takes(orch: Orch, daemon: dict[str, Any], home: object) -> None:
     line = serve_arguments(EVERY_OPTION)
     assert orch("serve", *line).code == 0
@@ -349,16 +339,6 @@ def test_a_second_down_returns_when_the_process_has_ended(
         assert done.json == {"running": [], "stopped": [], "was_running": True}
     else:
         assert done.out == "the daemon has stopped\n"
-
-
-def test_a_second_down_beside_a_daemon_that_will_not_go(
-    orch: Orch, ends_deaf: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wait = DaemonProcess.wait_until_gone
-    monkeypatch.setattr(DaemonProcess, "wait_until_gone", lambda process, _seconds: wait(process, 0.2))
-    done = orch("down")
-    assert done.code == 4
-    assert f"has not ended 0 s after the request to stop (process {ends_deaf.pid})" in done.err
 
 
 def test_doctor(orch: Orch, daemon: dict[str, Any], home: object) -> None:

@@ -74,9 +74,7 @@ def test_status_loads_little(served: ServedFake) -> None:
     assert loaded & HEAVY == set()
 
 
-@pytest.mark.parametrize(
-    "line", [("nodes",), ("queue",), ("status", "--help"), ("events", "digits"), ("logs", "digits")]
-)
+@pytest.mark.parametrize("line", [("nodes",), ("logs", "digits")])
 def test_no_command_loads_what_only_the_daemon_needs(served: ServedFake, line: tuple[str, ...]) -> None:
     served.do(lambda service: service.add(state="FAILED"))
     assert imported(*line) & HEAVY == set()

@@ -64,7 +64,10 @@ def test_two_ranks_train_together_and_save_once(tmp_path: Path, name: str) -> No
 
 @pytest.mark.parametrize(
     ("name", "found", "alone"),
-    [("acc.py", "cpu=not torch.cuda.is_available()", ""), ("lit.py", "devices=ranks", "devices=1")],
+    [
+        pytest.param("acc.py", "cpu=not torch.cuda.is_available()", "", marks=pytest.mark.rare),
+        ("lit.py", "devices=ranks", "devices=1"),
+    ],
 )
 def test_ranks_that_do_not_find_each_other_are_told_what_to_write(
     tmp_path: Path, name: str, found: str, alone: str

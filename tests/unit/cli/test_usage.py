@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.api.views import NodeView
-from orchestrator.cli.app import ALIASES, ENTRIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,10 +56,6 @@ def test_prune_asks(orch: Orch, served: ServedFake, monkeypatch: pytest.MonkeyPa
     assert asked[-1][0] >= 3600, "what grew old enough while it waited for an answer stays"
 
 
-def test_prune_asks_nothing_where_nothing_would_go(orch: Orch, served: ServedFake) -> None:
-    assert orch("prune").err == "removed 0 jobs, 0 B\n"
-
-
 def test_a_span_without_a_unit_is_refused(orch: Orch, served: ServedFake) -> None:
     for line in (
         ("prune", "--older-than", "1"),
@@ -98,13 +93,6 @@ def test_help_of_no_command(orch: Orch, words: tuple[str, ...], hint: str) -> No
     done = orch("help", *words)
     assert done.code == 2
     assert hint in done.err
-
-
-def test_commands_go_by_both_numbers_of_their_noun(orch: Orch, served: ServedFake, job: JobView) -> None:
-    for line, same in ((("jobs",), ("status",)), (("node",), ("nodes",)), (("event", job.id), ("events", job.id))):
-        assert orch(*line, "--json").json == orch(*same, "--json").json
-    assert not set(ALIASES) & {entry.name for entry in ENTRIES}
-    assert set(ALIASES.values()) <= {entry.name for entry in ENTRIES}
 
 
 def test_json_names_its_job(orch: Orch, served: ServedFake, job: JobView) -> None:

@@ -55,7 +55,7 @@ def test_every_event_that_is_made_fits(event: ev.Event) -> None:
     assert misfits(event) == ()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(strategies.all_events, st.data())
 def test_an_event_with_any_value_is_named_or_folds(event: ev.Event, data: st.DataObject) -> None:
     """A value that passes the check does not fail later for its type."""

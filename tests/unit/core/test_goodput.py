@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from orchestrator.core import events as ev
 from orchestrator.core.errors import CoreError
 from orchestrator.core.facts.codec import fact_from
-from orchestrator.core.goodput import MAX_MARKS, GoodputLedger, Phase
+from orchestrator.core.goodput import GoodputLedger, Phase
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.states import StopPurpose
 from tests.support.records import replace
@@ -86,15 +86,6 @@ def test_a_checkpoint_credits_only_the_steps_that_it_holds() -> None:
     assert life.phases(10) == {"productive": 8, "open": 12}
     life.checkpoint(7, 11)
     assert life.phases(11) == {"productive": 14, "open": 8}
-
-
-def test_between_two_reports_steps_count_evenly() -> None:
-    life = Life()
-    life.start(0, running_at=0)
-    life.step(0, 0)
-    life.step(100, 10)
-    life.checkpoint(25, 10)
-    assert life.phases(10) == {"productive": 5, "open": 15}
 
 
 def test_what_a_failure_throws_away_is_lost_and_the_way_back_is_recovery() -> None:
@@ -226,18 +217,7 @@ def test_a_replay_of_the_events_rebuilds_the_account() -> None:
     assert copy.phases(30) == life.phases(30) == {"starting": 6, "productive": 34, "open": 10, "recovering": 10}
 
 
-def test_marks_are_bounded_and_stay_good_enough() -> None:
-    life = Life()
-    life.start(0, running_at=0)
-    for step in range(5000):
-        life.step(step, step * 0.1)
-    assert len(life.ledger._accounts[ID].marks) <= MAX_MARKS
-    life.checkpoint(2500, 500)
-    found = life.phases(500)
-    assert found["productive"] == pytest.approx(500, rel=0.01)
-
-
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_phases_add_up_and_never_shrink_whatever_happens(data: st.DataObject) -> None:
     """Random histories with readings in between and reports out of order are compared with a separate stopwatch."""
@@ -272,7 +252,7 @@ def test_phases_add_up_and_never_shrink_whatever_happens(data: st.DataObject) ->
         assert reading.held == pytest.approx(stopwatch, rel=1e-6, abs=1e-3)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0.1, 100), st.booleans(), st.booleans()), min_size=1, max_size=12),
     st.floats(0, 0.4),

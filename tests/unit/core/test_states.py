@@ -8,8 +8,6 @@ import pytest
 
 from orchestrator.core.ids import ID_ALPHABET, job_id
 from orchestrator.core.states import (
-    TRANSITION_LABELS,
-    TRANSITIONS,
     IllegalTransitionError,
     JobState,
     StopPurpose,
@@ -29,23 +27,16 @@ LEGAL = {
     S.FAILED: set(),
     S.CANCELLED: set(),
 }
-PAIRS = list(itertools.product(S, S))
 
 
-def test_the_table_is_the_one_of_the_design() -> None:
-    assert {state: set(targets) for state, targets in TRANSITIONS.items()} == LEGAL
-
-
-@pytest.mark.parametrize(("source", "target"), [p for p in PAIRS if p[1] in LEGAL[p[0]]])
-def test_what_the_table_has_is_allowed(source: JobState, target: JobState) -> None:
-    check_transition(source, target, ())
-
-
-@pytest.mark.parametrize(("source", "target"), [p for p in PAIRS if p[1] not in LEGAL[p[0]]])
-def test_what_the_table_lacks_raises_with_the_story(source: JobState, target: JobState) -> None:
-    with pytest.raises(IllegalTransitionError, match=f"{source} -> {target} is not.*one \\| two") as caught:
-        check_transition(source, target, ("one", "two"))
-    assert caught.value.story == ("one", "two")
+def test_what_the_table_has_is_allowed_and_what_it_lacks_raises_with_the_story() -> None:
+    for source, target in itertools.product(S, S):
+        if target in LEGAL[source]:
+            check_transition(source, target, ())
+            continue
+        with pytest.raises(IllegalTransitionError, match=f"{source} -> {target} is not.*one \\| two") as caught:
+            check_transition(source, target, ("one", "two"))
+        assert caught.value.story == ("one", "two")
 
 
 def test_terminal_states_are_those_that_nothing_follows() -> None:
@@ -66,10 +57,6 @@ def test_every_state_can_be_reached_and_every_state_leads_to_an_end() -> None:
     back = {s: {source for source in S if s in LEGAL[source]} for s in S}
     assert reach({S.PENDING}, LEGAL) == set(S)
     assert reach({s for s in S if s.is_terminal}, back) == set(S)
-
-
-def test_labels_belong_to_transitions_that_exist() -> None:
-    assert all(target in TRANSITIONS[source] for source, target in TRANSITION_LABELS)
 
 
 def test_the_diagram_shows_every_transition() -> None:
@@ -102,7 +89,3 @@ def test_ids_carry_the_name_and_six_letters_that_can_be_read_aloud() -> None:
     assert len(made) == len("digits-") + 6
     assert set(made[len("digits-") :]) <= set(ID_ALPHABET)
     assert not set("01ilo") & set(ID_ALPHABET)
-
-
-def test_ids_differ_for_different_entropy() -> None:
-    assert len({job_id("j", n) for n in range(5000)}) == 5000

@@ -55,13 +55,6 @@ def test_only_the_span_counts() -> None:
     assert use_between([], 0.0, 1.0) == Use(phases=use_between([], 0.0, 1.0).phases)
 
 
-def test_what_was_open_before_and_settled_within_is_not_counted_twice() -> None:
-    use = use_between(life(), T0 + 125, T0 + 140)
-    assert use.held == 30.0
-    assert sum(use.phases.values()) == pytest.approx(30.0)
-    assert use.phases["productive"] == pytest.approx(10.0)
-
-
 @given(st.lists(st.floats(-10, 200), min_size=2, max_size=6, unique=True))
 def test_the_parts_of_a_span_add_up_to_the_whole(cuts: list[float]) -> None:
     times = [T0 + cut for cut in sorted(cuts)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from pathlib import Path
@@ -12,12 +11,10 @@ import pytest
 from orchestrator.api.curve_views import ChartView, CurveQuery, CurvesView
 from orchestrator.core.diagnosis.observation import Pace
 from orchestrator.core.ids import JobId
-from orchestrator.daemon.curve_records import extent, read_part, readings_of, reported_at
-from orchestrator.daemon.curves import MOST_BYTES, Curves, Grid, chart, gpu_history, job_curves
+from orchestrator.daemon.curve_records import read_part, readings_of
+from orchestrator.daemon.curves import MOST_BYTES, Grid, chart, gpu_history, job_curves
 from orchestrator.daemon.jobs import metrics_file
 from orchestrator.gpu.recording.job_record import COLUMNS, sampled_at
-from orchestrator.runtime.pools import Pool
-from orchestrator.spec.paths import Paths
 from orchestrator.train.script.progress_reading import ProgressSnapshot
 
 JOB = JobId("digits-abc234")
@@ -164,14 +161,6 @@ def test_a_record_that_is_a_link_or_a_pipe_is_left_out(tmp_path: Path) -> None:
     assert job_curves(job, JOB, CurveQuery()).charts == ()
 
 
-def test_the_extent_of_a_record_that_a_crash_cut(tmp_path: Path) -> None:
-    write_metrics(tmp_path, line(1, 1), line(2, 2), '{"at": 17900')
-    assert extent(tmp_path / "metrics.jsonl", reported_at) is not None
-    found = extent(tmp_path / "metrics.jsonl", reported_at)
-    assert found is not None
-    assert (found.begin, found.end) == (BEGIN + 1, BEGIN + 2)
-
-
 def test_a_gpu_has_a_history_over_the_jobs_that_it_was_recorded_for(tmp_path: Path) -> None:
     write_telemetry(tmp_path / "one-abc234", "GPU-0", 0, 10)
     write_telemetry(tmp_path / "two-abc234", "GPU-0", 0, 10, begin=100.0)
@@ -184,18 +173,6 @@ def test_a_gpu_has_a_history_over_the_jobs_that_it_was_recorded_for(tmp_path: Pa
     assert [one.label for one in view.charts[0].curves] == ["GPU 0"]
     assert gpu_history(tmp_path, ["GPU-9"], CurveQuery()).uses == ()
     assert gpu_history(tmp_path / "none", ["GPU-0"], CurveQuery()).charts == ()
-
-
-def test_files_are_read_in_a_thread(tmp_path: Path) -> None:
-    paths = Paths(home=tmp_path, socket=tmp_path / "orch.sock")
-    write_metrics(paths.job(JOB), line(1, 1, metrics={"loss": 0.5}))
-    pool = Pool("records", 1)
-
-    async def ask() -> CurvesView:
-        return await Curves(paths, pool).curves(JOB, CurveQuery())
-
-    assert [one.name for one in asyncio.run(ask()).charts] == ["loss", "step time"]
-    pool.close()
 
 
 def test_what_the_daemon_writes_is_what_is_read(tmp_path: Path) -> None:

@@ -1,14 +1,19 @@
-"""The daemon's life: the order of its start and its stop, and a request to stop during the start."""
+"""The daemon's order of start and end, and background tasks that fail or do not end."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.daemon.daemon import Background, Daemon
 from orchestrator.daemon.stopping import StopRequest
+from tests.support.stack import PATIENCE_SECONDS
 from tests.unit.daemon.parts import LOG
 
 
@@ -149,3 +154,114 @@ def test_a_task_that_fails_ends_it_and_is_told() -> None:
         assert world.did[-2:] == ["leave, head False", "close"]
 
     asyncio.run(run())
+
+
+async def fails() -> None:
+    raise ValueError("broken")
+
+
+async def sleeps() -> None:
+    await asyncio.Event().wait()
+
+
+def test_a_supervised_task_that_fails_ends_the_daemon() -> None:
+    async def run() -> None:
+        ended = asyncio.Event()
+        background = Background(ended.set, LOG)
+        background.supervise(sleeps(), "sleeps")
+        background.supervise(fails(), "fails")
+        async with asyncio.timeout(300):
+            await ended.wait()
+        assert str(background.failure) == "broken"
+        await background.end()
+        assert background.uncancelled == set()
+
+    asyncio.run(run())
+
+
+def test_another_one_does_not() -> None:
+    async def run() -> None:
+        told: list[str] = []
+        background = Background(lambda: told.append("ended"), LOG)
+        background.spawn(fails())
+        returned = asyncio.Event()
+
+        async def returns() -> None:
+            returned.set()
+
+        background.supervise(returns(), "returns")
+        async with asyncio.timeout(300):
+            await returned.wait()  # it was made last
+        await background.end()
+        assert (told, background.failure) == ([], None)
+
+    asyncio.run(run())
+
+
+def test_a_task_that_does_not_end_is_known() -> None:
+    async def run() -> None:
+        release = asyncio.Event()
+
+        async def deaf() -> None:
+            while not release.is_set():
+                try:
+                    await release.wait()
+                except asyncio.CancelledError:
+                    continue
+
+        background = Background(lambda: None, LOG, end_seconds=0.05)
+        background.spawn(deaf())
+        await asyncio.sleep(0)
+        await background.end()
+        assert len(background.uncancelled) == 1
+        release.set()
+        await asyncio.wait(background.uncancelled)
+
+    asyncio.run(run())
+
+
+SCRIPT = """
+import asyncio, os, sys
+from orchestrator.api.launch import ServeOptions
+from orchestrator.daemon.bootstrap import build
+from orchestrator.daemon.process import serve
+from orchestrator.spec.settings import Settings
+
+async def deaf():
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            pass
+
+def parts(*args):
+    made = build(*args)
+
+    async def start():
+        made.background.spawn(deaf())
+        await asyncio.sleep(0)
+        made.background.failure = ValueError("what it died of")
+        made.daemon.stop()
+
+    made.daemon.start, made.background._end_seconds = start, 0.2
+    return made
+
+serve.build = parts
+sys.exit(serve.serve(Settings.from_environ(os.environ), ServeOptions(read_listen="")))
+"""
+
+
+def test_it_is_named_and_left_behind_and_what_the_daemon_died_of_is_told(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env={**os.environ, "ORCH_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "daemon.task_does_not_end" in done.stderr
+    assert "ValueError: what it died of" in done.stderr
+    assert not (home / "run/orch.sock").exists()

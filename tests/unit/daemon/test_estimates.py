@@ -68,17 +68,6 @@ def test_time_left_follows_the_reports_and_the_clock(world: World) -> None:
     assert world.left() == pytest.approx(59.0), "no more than a step passes without a report"
 
 
-def test_without_a_total_there_is_none(world: World) -> None:
-    for step in range(1, 20):
-        world.now += 1.0
-        world.desk.follow(world.job, 1, 0, report(step, world.now, total=None))
-    assert world.left() is None
-    world.desk.follow(world.job, 1, 0, ProgressSnapshot(step=None))
-    world.now += 1.0
-    world.desk.follow(world.job, 1, 0, report(20, world.now, total=50))
-    assert world.left() == pytest.approx(30.0)
-
-
 def test_the_lowest_rank_that_reports_leads(world: World) -> None:
     world.steps(1, 20, rank=1)
     world.steps(21, 40, rank=0)
@@ -120,19 +109,6 @@ def test_a_killed_daemon_loses_no_estimate_and_makes_none_twice(world: World, tm
     world.end()
     found = quality(world.record.lines())
     assert [share.checked for share in found.shares] == [1, 1, 1, 1, 1]
-
-
-def test_what_was_interrupted_is_not_checked(world: World) -> None:
-    world.steps(1, 30)
-    world.end(JobState.CANCELLED)
-    found = quality(world.record.lines())
-    assert (found.checked, found.interrupted, found.median_error) == (0, 2, None)
-    of_before = [
-        Estimated(job="a", attempt=1, at=0.0, share=0.5, seconds=10.0, low=9.0, high=11.0),
-        Ended(job="a", attempt=2, ended_at=10.0, succeeded=True),
-    ]
-    assert quality(of_before).interrupted == 1
-    assert quality([replace(of_before[0], high=9.5), replace(of_before[1], attempt=1)]).within == 0  # type: ignore[arg-type, call-arg, list-item]
 
 
 def test_short_jobs_and_full_disks_leave_no_record(world: World, tmp_path: Path) -> None:

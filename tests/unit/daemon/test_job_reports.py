@@ -117,15 +117,3 @@ def test_a_report_that_cannot_be_written_holds_up_no_other(tmp_path: Path, how: 
 
     asyncio.run(main())
     assert pages(tmp_path) == {"two-bbbbbb"}
-
-
-def test_neither_a_missing_writer_nor_a_store_that_fails_ends_the_daemon(tmp_path: Path) -> None:
-    with structlog.testing.capture_logs() as said:
-
-        async def main() -> None:
-            reports = writing(tmp_path, Jobs(error=OSError("disk")), writer=("/nonexistent",))
-            reports.ended(Ended("one-aaaaaa"))
-            await running(reports, lambda: len(said) == 2)
-
-        asyncio.run(main())
-    assert [entry["event"] for entry in said] == ["reports.not_caught_up", "report.not_written"]

@@ -144,9 +144,14 @@ def test_a_tracker_that_hangs_holds_up_no_other_and_is_ended_some_time_after_its
     script = f"import sys\nif sys.argv[2] == 'wandb':\n    {HANGING}\nelse:\n    exec({GOOD!r})"
 
     async def main() -> None:
-        parts = trackers(tmp_path, script=script, patience=4.0)
+        parts = trackers(tmp_path, script=script, patience=2.0)
+        parts.changed(Job())  # type: ignore[arg-type]
+        task = asyncio.create_task(running(parts, lambda: not parts._followed))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not ((job / "tensorboard.facts").exists() and (job / "wandb.pid").exists()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
         parts.ended(Job(state=JobState.SUCCEEDED))  # type: ignore[arg-type]
-        await running(parts, lambda: not parts._followed)
+        await task
 
     asyncio.run(main())
     assert (job / "tensorboard.end").read_text() == "end SUCCEEDED\n"

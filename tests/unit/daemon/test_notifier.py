@@ -21,11 +21,9 @@ from orchestrator.core.facts.requesters import ByUser
 from orchestrator.core.states import JobState
 from orchestrator.daemon.web_hooks import (
     EACH_AT_ONCE,
-    LONGEST_DELAY_SECONDS,
     MOST_TRIES,
     HookError,
     Notifier,
-    delay_seconds,
     post,
     signing_key,
 )
@@ -231,12 +229,6 @@ def test_the_key_is_made_once(tmp_path: Path) -> None:
     first = signing_key(tmp_path / "key")
     assert len(first) == 64
     assert signing_key(tmp_path / "key") == first
-
-
-def test_delays_double_up_to_an_hour_with_a_jitter_of_their_own() -> None:
-    assert 1.8 <= delay_seconds(1, 0) <= 2.0
-    assert 0.9 * LONGEST_DELAY_SECONDS <= delay_seconds(1, 99) <= LONGEST_DELAY_SECONDS
-    assert delay_seconds(1, 3) == delay_seconds(1, 3) != delay_seconds(2, 3)
 
 
 def test_it_gives_up_after_a_number_of_tries_whatever_the_clock_shows(tmp_path: Path, hook: Hook) -> None:

@@ -99,23 +99,6 @@ def test_a_store_whose_thread_is_stuck_is_not_ready(tmp_path: Path, pool: str) -
         assert asyncio.run(ask()) == ["the store gives no answer within 0.5 s"]
 
 
-@pytest.mark.parametrize(("fresh_seconds", "cost"), [(3600.0, 1), (-1.0, 2)])
-def test_many_who_ask_at_once_cost_one_look_while_it_is_fresh(fresh_seconds: float, cost: int) -> None:
-    looks = 0
-
-    async def look() -> None:
-        nonlocal looks
-        looks += 1
-
-    async def ask() -> None:
-        ready = Readiness(list, {"part": look}, fresh_seconds=fresh_seconds)
-        await asyncio.gather(*(ready.problems() for _ in range(100)))
-        await ready.problems()
-
-    asyncio.run(ask())
-    assert looks == cost
-
-
 @pytest.mark.parametrize("trouble", DiskTrouble)
 def test_a_disk_that_takes_no_job_is_named_and_does_not_keep_the_daemon_from_starting(
     tmp_path: Path, trouble: DiskTrouble

@@ -7,10 +7,8 @@ import re
 import sys
 from pathlib import Path
 
-import pytest
-
 from orchestrator import catalogue
-from orchestrator.catalogue import METRICS, Metric
+from orchestrator.catalogue import METRICS
 from tests.support.trees import tree_of
 
 UNIT_SUFFIX = {
@@ -30,24 +28,19 @@ UNIT_NOT_IN_NAME = {
 }
 
 
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
-def test_name_type_and_labels_follow_the_conventions(metric: Metric) -> None:
-    assert re.fullmatch(r"orch_[a-z][a-z0-9_]*[a-z0-9]", metric.name)
-    assert metric.name.endswith("_total") == (metric.type == "counter")
-    base = metric.name.removesuffix("_total")
-    if metric.unit and metric.name not in UNIT_NOT_IN_NAME:
-        assert base.endswith(UNIT_SUFFIX[metric.unit])
-    assert not {"job", "instance", "le", "quantile"} & set(metric.labels), "Prometheus owns these labels"
-    assert len(set(metric.labels)) == len(metric.labels)
-    assert metric.help.endswith(".")
-    assert "\n" not in metric.help
-    assert bool(metric.buckets) == (metric.type == "histogram")
-    assert list(metric.buckets) == sorted(set(metric.buckets))
-
-
-def test_names_are_unique() -> None:
-    names = [metric.name for metric in METRICS]
-    assert len(set(names)) == len(names)
+def test_names_types_and_labels_follow_the_conventions() -> None:
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
+    for metric in METRICS:
+        assert re.fullmatch(r"orch_[a-z][a-z0-9_]*[a-z0-9]", metric.name)
+        assert metric.name.endswith("_total") == (metric.type == "counter"), metric.name
+        if metric.unit and metric.name not in UNIT_NOT_IN_NAME:
+            assert metric.name.removesuffix("_total").endswith(UNIT_SUFFIX[metric.unit]), metric.name
+        assert not {"job", "instance", "le", "quantile"} & set(metric.labels), "Prometheus owns these labels"
+        assert len(set(metric.labels)) == len(metric.labels), metric.name
+        assert metric.help.endswith("."), metric.name
+        assert "\n" not in metric.help, metric.name
+        assert bool(metric.buckets) == (metric.type == "histogram"), metric.name
+        assert list(metric.buckets) == sorted(set(metric.buckets)), metric.name
 
 
 def test_every_gpu_series_can_be_joined_on_its_uuid() -> None:
@@ -59,15 +52,6 @@ def test_every_gpu_series_can_be_joined_on_its_uuid() -> None:
 def test_every_job_series_names_its_job() -> None:
     for metric in METRICS:
         assert ("job_id" in metric.labels) == (metric.owner == "job"), metric.name
-
-
-def test_constants_are_named_after_their_metric() -> None:
-    for constant, value in vars(catalogue).items():
-        if isinstance(value, Metric):
-            assert value.name.removeprefix("orch_").startswith(constant.lower()) or constant in {
-                "JOB_GPU_TIME",
-                "GPU_THROTTLE",
-            }
 
 
 def test_imports_nothing_of_the_project_and_no_third_party_package() -> None:

@@ -207,16 +207,6 @@ def test_an_open_address_wants_a_token_or_tls(host: str) -> None:
     HttpSettings(host=host, token="t").validate()
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.5", "::1", "localhost"])
-def test_loopback_needs_neither(host: str) -> None:
-    HttpSettings(host=host).validate()
-
-
-def test_half_of_a_tls_pair_is_refused() -> None:
-    with pytest.raises(ValueError, match="both"):
-        HttpSettings(tls_certificate=Path("c.pem")).validate()
-
-
 def test_the_token_is_demanded_for_metrics_and_not_for_health(make_reader: MakeReader) -> None:
     settings = ExporterSettings(http=HttpSettings(token="secret"))
     with GpuExporter([make_reader("GPU-a")], "n", settings) as running:
@@ -266,20 +256,6 @@ def address_of(running: GpuExporter) -> tuple[str, int]:
     return address.hostname or "", address.port or 0
 
 
-def ask(client: http.client.HTTPConnection, method: str, path: str) -> int:
-    client.request(method, path)
-    answer = client.getresponse()
-    answer.read()
-    return answer.status
-
-
-def test_there_are_two_paths_that_can_be_read(connection: http.client.HTTPConnection) -> None:
-    assert ask(connection, "GET", "/metrics") == 200
-    assert ask(connection, "GET", "/healthz") == 200
-    assert ask(connection, "GET", "/other") == 404
-    assert ask(connection, "DELETE", "/metrics") == 405
-
-
 def until_closed(plain: socket.socket) -> bytes:
     chunks = []
     with contextlib.suppress(ConnectionResetError):
@@ -307,17 +283,6 @@ def test_an_endless_request_is_cut_off(connection: http.client.HTTPConnection) -
     assert b" 431 " in raw(connection, head + b"a" * 1000)
     many = b"GET /metrics HTTP/1.1\r\n" + b"X: a\r\n" * (MAX_HEAD_BYTES // 5)
     assert b" 200 " not in raw(connection, many)
-
-
-def test_a_request_in_pieces(connection: http.client.HTTPConnection) -> None:
-    answer = raw(connection, b"GET /healthz HT", b"TP/1.1\r\n\r", b"\n")
-    assert answer.startswith(b"HTTP/1.0 200 OK")
-    assert answer.endswith(b"ok\n")
-
-
-def test_a_body_is_not_taken_for_a_request(connection: http.client.HTTPConnection) -> None:
-    answer = raw(connection, b"GET /healthz HTTP/1.1\r\nContent-Length: 5\r\n\r\nhelloGET /metrics HTTP/1.1\r\n\r\n")
-    assert answer.count(b"HTTP/1.") == 1
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /slow", b"GET /metrics HTTP/1.1\r\nX: "])

@@ -6,8 +6,6 @@ import math
 import statistics
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from orchestrator.gpu.load import Balance, Band, GpuLoad, LoadWindow, Quantity, balance, band
 from tests.unit.gpu.support import sample
@@ -65,10 +63,6 @@ def test_an_idle_job_has_no_value(values: tuple[float, ...]) -> None:
     assert balance(loads(*values)).spreads == ()
 
 
-def test_just_above_idle_has_a_value() -> None:
-    assert utilization(balance(loads(0.06, 0.06))) == 0.0
-
-
 def test_silent_gpus_are_named_and_left_out() -> None:
     result = balance(loads(0.9, None, 0.9, None))
     assert (result.gpus, result.silent) == (4, ("g1", "g3"))
@@ -110,14 +104,6 @@ def test_no_minimum_over_an_idle_median() -> None:
     spread = balance(loads(0.9, 0.0, 0.0)).spread(Quantity.UTILIZATION)
     assert spread is not None
     assert spread.min_per_median is None
-
-
-@given(st.lists(st.floats(0.06, 1.0), min_size=2, max_size=64))
-def test_it_is_the_population_formula(values: list[float]) -> None:
-    cv = utilization(balance(loads(*values)))
-    assert cv is not None
-    assert cv == pytest.approx(statistics.pstdev(values) / statistics.fmean(values), abs=1e-9)
-    assert 0.0 <= cv <= math.sqrt(len(values) - 1) + 1e-9
 
 
 def test_the_window_averages_like_avg_over_time() -> None:

@@ -39,8 +39,3 @@ def test_columns_modules_and_bands_are_the_codes_own(text: str) -> None:
         )
     for limit, name in BANDS:
         assert f"| below {100 * limit:.0f} % | {name} |" in text
-
-
-def test_a_document_without_the_marks_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs the lines"):
-        with_table("# nothing here")

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from textual.widgets import Static
 
 from orchestrator.api.errors import BadRequestError, NotFoundError, OrchError
 from orchestrator.cli.commands import gpu
 from orchestrator.cli.commands.runs import find_recording
 from orchestrator.cli.session import Session
 from orchestrator.cli.top.player import Player
-from orchestrator.cli.top.screen import ReplayApp
 from orchestrator.gpu.recording.reading import RecordedSample, Recording
 
 START = 1_700_000_000.0
@@ -74,15 +71,6 @@ def test_it_plays_at_its_speed_and_stays_at_the_end(clock: Clock) -> None:
     assert "end" in player.frame.title
 
 
-def test_frames_are_made_anew_only_when_something_changes(clock: Clock) -> None:
-    player = Player(recording(), clock=clock)
-    first = player.frame
-    clock.now += 0.5
-    assert player.frame is first, "no sample came"
-    clock.now += 0.6
-    assert player.frame is not first
-
-
 def test_pause_seek_step_and_speed(clock: Clock) -> None:
     player = Player(recording(), clock=clock)
     clock.now += 7.5
@@ -123,12 +111,6 @@ def test_a_gpu_that_falls_silent_shows_no_old_values(clock: Clock) -> None:
     assert (second.health, second.power_watts, second.problem) == ("stale", None, "no sample for 30 s")
 
 
-def test_a_gpu_that_comes_later_is_there_without_values(clock: Clock) -> None:
-    late = Recording(source=Path("late.json"), samples=(sample(0, 0.0), sample(0, 10.0), sample(1, 10.0)))
-    player = Player(late, clock=clock)
-    assert [(one.health, one.sampled_at) for one in player.frame.rows] == [("ok", START), ("starting", None)]
-
-
 def test_balance_training_and_defects_of_the_file_are_told(clock: Clock) -> None:
     samples = (
         *recording().samples,
@@ -142,36 +124,6 @@ def test_balance_training_and_defects_of_the_file_are_told(clock: Clock) -> None
     assert "training: epoch 3" in shown.problems
     assert "the end of the file is cut off and left out" in shown.problems
     assert any("2 entries" in problem for problem in shown.problems)
-
-
-def test_the_keys_play_it(clock: Clock) -> None:
-    player = Player(recording(), clock=clock)
-
-    async def go() -> None:
-        app = ReplayApp(player)
-        async with app.run_test(size=(80, 24)) as pilot:
-
-            def head() -> str:
-                return str(app.query_one("#head", Static).render())
-
-            await pilot.press("space")
-            assert "paused" in head()
-            for key, position in (("full_stop", 1.0), ("right", 11.0), ("right_square_bracket", 71.0)):
-                await pilot.press(key)
-                assert player.position == position
-            for key, position in (("left", 61.0), ("left_square_bracket", 1.0), ("comma", 0.0), ("dollar_sign", 100.0)):
-                await pilot.press(key)
-                assert player.position == position
-            await pilot.press("0", "space", "plus")
-            assert (player.position, player.playing, player.speed) == (0.0, True, 2.0)
-            await pilot.press("minus")
-            assert player.speed == 1.0
-            assert not app.query_one("#jobs-empty").display, "a recording holds no jobs"
-            await pilot.press("slash", *"gpu0", "space", "left")
-            assert player.playing, "a blank is part of the filter"
-            assert app.query_one("#gpus").display
-
-    asyncio.run(go())
 
 
 # --------------------------------------------------------------------------------------------------------------- command
@@ -191,14 +143,6 @@ def test_truncated_files_play_what_is_whole(session: Session, tmp_path: Path) ->
     path.write_text(json.dumps([entry(i) for i in range(5)])[:-30])
     found = find_recording(session, str(path)).recording
     assert (len(found.samples), found.repaired) == (4, True)
-
-
-def test_of_the_two_files_of_several_gpus_the_one_with_all_is_played(session: Session, tmp_path: Path) -> None:
-    path = tmp_path / "gpu_stats_x.json"
-    path.write_text(json.dumps([entry(0)]))
-    both = {"timestamp": "2026-01-01T00:00:00", "multi_gpu_data": [{"gpu_index": i, "power": 9} for i in (0, 1)]}
-    path.with_name("gpu_stats_x_multi_gpu.json").write_text(json.dumps([both]))
-    assert set(find_recording(session, str(path)).recording.by_gpu) == {0, 1}
 
 
 def test_a_jobs_telemetry_is_found_by_its_directory_and_by_its_name(session: Session, tmp_path: Path) -> None:

@@ -49,13 +49,6 @@ def test_each_level_of_detail_has_its_own_pace() -> None:
     assert [tick for tick, detail in enumerate(asked) if detail is not Detail.POWER] == list(range(0, 601, 20))
 
 
-def test_a_tick_that_was_skipped_delays_what_it_would_have_asked_for_and_no_more() -> None:
-    details = Details(Pace(load_seconds=0.1, full_seconds=0.3))
-    ticks = (0.0, 0.05, 0.15, 0.2, 0.25, 0.4, 0.45)
-    full, load, power = Detail.FULL, Detail.LOAD, Detail.POWER
-    assert [details.at(tick, 0.05) for tick in ticks] == [full, power, load, power, load, full, power]
-
-
 def test_a_failed_gpu_is_tried_again_after_growing_pauses() -> None:
     pace = Pace(retry_seconds=(1.0, 2.0))
     assert [pace.retry(failures) for failures in range(4)] == [1.0, 2.0, 2.0, 2.0]
@@ -138,14 +131,6 @@ def test_failed_readings_are_counted_since_the_start_and_since_the_last_sample(m
         reader.error = None
         wait_for(lambda: not sampler.failures, "a sample")
         assert sampler.errors > 1
-
-
-def test_the_rate_can_be_raised_while_it_runs(make_reader: MakeReader) -> None:
-    reader = make_reader("GPU-a")
-    sampler = Sampler(reader, rate=1.0)
-    with SamplerGroup([sampler]):
-        sampler.rate = 200.0
-        wait_for(lambda: reader.reads >= 60, "sixty readings, for which the first rate takes a minute")
 
 
 def test_stop_does_not_wait_for_the_next_tick(make_reader: MakeReader) -> None:

@@ -1,16 +1,17 @@
-"""`orch top`: the values that it computes, and the screen itself driven by keys."""
+"""The screen of orch top: order, filter, keys, widths, and the processes of GPUs."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from textual.widgets import DataTable, Static
-from textual.widgets.data_table import RowKey
 
 from orchestrator.api.errors import OrchError
 from orchestrator.api.views import FindingView, JobView, ProgressView, RankView
@@ -18,13 +19,23 @@ from orchestrator.cli.console import Console
 from orchestrator.cli.render.gpus import GpuSummary
 from orchestrator.cli.session import Session
 from orchestrator.cli.top import cells as model
-from orchestrator.cli.top.cells import Order, gpu_detail, job_cells, process_cells, rate
+from orchestrator.cli.top.cells import (
+    GAP,
+    GPU_COLUMNS,
+    JOB_COLUMNS,
+    PROCESS_COLUMNS,
+    Order,
+    TopColumn,
+    fitted,
+    widths,
+)
 from orchestrator.cli.top.frames import (
     HISTORY,
     Frame,
     Host,
     Past,
     ProcessLine,
+    ProcessTree,
     TopSource,
     Traffic,
 )
@@ -34,6 +45,9 @@ from orchestrator.gpu.sample import Throttle
 from orchestrator.gpu.sampler import Health
 from tests.support.fake_nvml import FakeNvml
 from tests.unit.gpu.support import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def row(index: int, **changes: Any) -> GpuRow:
@@ -108,14 +122,6 @@ def test_orders_put_the_biggest_first_and_the_unknown_last() -> None:
     assert [one.index for one in model.ordered(hot, Order.TEMPERATURE)] == [1, 0]
 
 
-def test_every_order_comes_round() -> None:
-    order, seen = Order.PLACE, []
-    for _ in Order:
-        seen.append(order)
-        order = order.next()
-    assert (set(seen), order) == (set(Order), Order.PLACE)
-
-
 def test_filters_take_every_word_anywhere() -> None:
     rows = [row(0), row(1, node="node2", vendor="amd"), row(2, holders=(GpuOwner(job_id="digits-k3f9q2", rank=0),))]
     assert [one.index for one in model.matching(rows, "NODE1 h100")] == [0, 2]
@@ -126,27 +132,6 @@ def test_filters_take_every_word_anywhere() -> None:
     assert len(model.matching(rows, "  ")) == 3
 
 
-def test_graphs_and_bars() -> None:
-    assert model.graph([0.0, 0.01, 0.5, 1.0, None], 7) == "   ▁▄█ "
-    assert model.graph([1.0] * 50, 4) == "████"
-    assert model.graph([300.0, 600.0], 2, 600.0) == "▄█"
-    assert model.bar(0.5, 10) == "█████     "
-    assert model.bar(0.55, 10) == "█████▌    "
-    assert model.bar(None, 3) == "   "
-    assert model.bar(2.0, 3) == "███"
-
-
-def test_colours_follow_the_load() -> None:
-    assert [model.load_colour(share) for share in (None, 0.0, 0.3, 0.9)] == [
-        "bright_black",
-        "bright_black",
-        "yellow",
-        "green",
-    ]
-    assert [model.heat_colour(celsius) for celsius in (None, 50, 75, 90)] == ["green", "green", "yellow", "red"]
-    assert [model.fill_colour(share) for share in (None, 0.5, 0.9, 0.99)] == ["green", "green", "yellow", "red"]
-
-
 def test_the_headline_counts_what_matters() -> None:
     rows = (row(0, utilization_ratio=1.0), row(1, utilization_ratio=0.5, health=Health.LOST), row(2, placeable=False))
     text = model.headline(frame(rows, jobs=(job(balance=None),)))
@@ -154,72 +139,6 @@ def test_the_headline_counts_what_matters() -> None:
     assert model.headline(frame((row(0),), origin="no daemon: this machine only")).endswith("this machine only")
     host = Host(cpu_share=0.5, cores=1, load=0.25, memory_used_bytes=1 << 30, memory_total_bytes=4 << 30)
     assert model.host_line(host) == "host: CPU 50% of 1 core  load 0.2  memory 1.0/4.0 GiB"
-
-
-def test_job_and_process_cells_hold_only_what_is_known() -> None:
-    shown = {key: text for key, (text, _) in job_cells(job(balance=POOR)).items()}
-    assert shown == {
-        "job": "digits-k3f9q2",
-        "state": "RUNNING",
-        "gpus": "2",
-        "progress": "step 10/100",
-        "balance": "poor: power CV 40%",
-    }
-    assert set(job_cells(job(progress=None, balance=None))) == {"job", "state", "gpus"}
-    line = ProcessLine(
-        pid=7,
-        node="n",
-        gpu=1,
-        gpu_uuid="g",
-        memory_bytes=5 << 30,
-        gpu_share=0.5,
-        utilization=0.25,
-        owner="digits-k3f9q2:1",
-        branch="└─ ",
-        user="ann",
-        cpu_percent=99.6,
-        resident_bytes=1 << 30,
-        seconds=3725.0,
-        command="python train.py",
-    )
-    assert {key: text for key, (text, _) in process_cells(line).items()} == {
-        "pid": "7",
-        "node": "n",
-        "gpu": "1",
-        "util": "25%",
-        "memory": "5.0 GiB",
-        "share": "50%",
-        "cpu": "100%",
-        "resident": "1.0 GiB",
-        "time": "1:02:05",
-        "user": "ann",
-        "command": "└─ [digits-k3f9q2:1] python train.py",
-    }
-    assert set(process_cells(ProcessLine(pid=7, node="n", gpu=1))) == {"pid", "node", "gpu"}
-
-
-def test_the_detail_of_a_gpu_tells_what_a_narrow_table_has_no_room_for() -> None:
-    held = row(
-        0,
-        sm_clock_hertz=1.98e9,
-        memory_clock_hertz=2.6e9,
-        fan_ratio=0.3,
-        holders=(GpuOwner(job_id="a-000001", rank=0), GpuOwner(job_id="b-000002", rank=3)),
-        problem="it is hot",
-    )
-    traffic = {"GPU-0": Traffic(pcie_sent=1.25e9, pcie_received=3e5, nvlink_sent=4e10)}
-    text = gpu_detail(held, frame((held,), traffic=traffic))
-    for part in (
-        "SM 1980 MHz",
-        "memory clock 2600 MHz",
-        "fan 30%",
-        "PCIe out/in 1.2G/300k B/s",
-        "NVLink out/in 40.0G/- B/s",
-        "a-000001:0, b-000002:3",
-        "it is hot",
-    ):
-        assert part in text
-    assert [rate(value) for value in (0, 999, 1500, 2.5e6, 3e12)] == ["0", "999", "2k", "2.5M", "3.0T"]
 
 
 # ---------------------------------------------------------------------------------------------------------------- screen
@@ -234,24 +153,6 @@ def drive(source: Any, script: Any, size: tuple[int, int] = (180, 50)) -> None:
             await script(app, pilot)
 
     asyncio.run(go())
-
-
-def test_a_frame_or_a_highlighted_row_that_comes_when_the_program_ends_is_not_drawn() -> None:
-    """Textual removes the screen before it stops the timers and has handled every message."""
-    source = StillSource(frame((row(0), row(1))))
-
-    async def run() -> None:
-        app = TopApp(source, interval=0.1)
-        highlighted: list[DataTable.RowHighlighted] = []
-        async with app.run_test(size=(180, 50)):
-            table = app.query_one("#gpus", FittedTable)
-            highlighted.append(DataTable.RowHighlighted(table, 0, RowKey("GPU-0")))
-        assert app.screen_stack == []
-        source.frame = frame((row(0),))
-        app.follow()
-        app.on_data_table_row_highlighted(highlighted[0])
-
-    asyncio.run(run())
 
 
 def cells(app: TopApp, name: str) -> list[dict[str, str]]:
@@ -462,3 +363,183 @@ def test_top_needs_a_terminal(session: Session, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(BadRequestError, match="terminal"):
         gpu.top()
     session.console.out.close()
+
+
+LOADER = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+
+
+@pytest.fixture
+def rank() -> Iterator[int]:
+    """Start a process with one child, as a rank with a data loader; yield its process id."""
+    with subprocess.Popen([sys.executable, "-c", LOADER], stdin=subprocess.PIPE) as process:
+        yield process.pid
+        process.communicate(b"\n")
+
+
+def test_children_follow_their_parent_and_ranks_are_named(rank: int) -> None:
+    tree = ProcessTree("node1")
+    rows = (row(0, processes=({"pid": rank, "memory_bytes": 8 << 30},)),)
+
+    def looked() -> list[ProcessLine]:
+        lines = list(tree.lines(rows, {rank: "digits-k3f9q2:0"}))
+        return lines if lines[-1].pid != rank and lines[-1].command else []
+
+    lines = wait_for(looked, "the child to be there")
+    pids = [line.pid for line in lines]
+    assert os.getpid() in pids, "the parent stands above"
+    here = pids.index(rank)
+    assert pids.index(os.getpid()) < here
+    parent, child = lines[here], lines[here + 1]
+    assert (parent.owner, parent.gpu, parent.memory_bytes) == ("digits-k3f9q2:0", 0, 8 << 30)
+    assert parent.gpu_share == pytest.approx(0.1)
+    assert parent.utilization == 0.0, "alone on the GPU: its load is the process's"
+    assert (child.gpu, child.owner) == (None, "")
+    assert len(child.branch) > len(parent.branch)
+    assert child.branch.endswith("└─ ")
+    assert child.resident_bytes is not None
+    assert child.cpu_percent is not None
+
+
+def test_a_rank_without_a_gpu_is_shown_and_other_nodes_come_after(rank: int) -> None:
+    tree = ProcessTree("node1")
+    away = row(3, node="node2", processes=({"pid": rank, "memory_bytes": None},))
+    lines = tree.lines((away,), {rank: "cpu-000001:0"})
+    here = next(line for line in lines if line.pid == rank and line.node == "node1")
+    assert (here.gpu, here.owner) == (None, "cpu-000001:0")
+    last = lines[-1]
+    assert (last.node, last.gpu, last.command) == ("node2", 3, ""), "another node's process has no host values here"
+
+
+def test_a_process_on_two_gpus_has_a_line_for_each_and_one_that_ended_has_one() -> None:
+    tree = ProcessTree("node1")
+    mine = os.getpid()
+    rows = tuple(
+        row(i, processes=({"pid": mine, "memory_bytes": 1}, {"pid": 2**30, "memory_bytes": 2})) for i in (0, 1)
+    )
+    lines = tree.lines(rows, {})
+    assert [line.gpu for line in lines if line.pid == mine] == [0, 1]
+    gone = [line for line in lines if line.pid == 2**30]
+    assert [(line.gpu, line.command, line.utilization) for line in gone] == [(0, "", None), (1, "", None)]
+
+
+LONG_JOB = "pretrain-a-large-7b-k3f9q2"
+
+
+def busy_frame(gpus: int, nodes: int = 1) -> Frame:
+    """Return a frame with every GPU held, hot, with traffic, one throttled for the longest reason and one lost."""
+    rows = [
+        row(
+            index,
+            node=f"node{index % nodes}",
+            model="NVIDIA H100 80GB HBM3",
+            utilization_ratio=1.0,
+            memory_used_bytes=79 << 30,
+            power_watts=699.0,
+            power_limit_watts=700.0,
+            temperature_celsius=88.0,
+            sm_clock_hertz=1.98e9,
+            holders=(GpuOwner(job_id=LONG_JOB, rank=index),),
+            throttle=(Throttle.HARDWARE_SLOWDOWN, Throttle.POWER_CAP) if index == 0 else (),
+            health=Health.LOST if index == 1 else Health.OK,
+        )
+        for index in range(gpus)
+    ]
+    traffic = {one.gpu_uuid: Traffic(pcie_sent=1.2e9, pcie_received=3e8, nvlink_sent=4e10) for one in rows}
+    processes = tuple(
+        ProcessLine(pid=4_194_000 + one.index, node=one.node, gpu=one.index, gpu_uuid=one.gpu_uuid, command="python x")
+        for one in rows
+    )
+    lines = (job(id=LONG_JOB, findings=FOUND, balance=POOR),)
+    return frame(tuple(rows), traffic=traffic, processes=processes, jobs=lines, title="")
+
+
+def screen(app: TopApp) -> list[str]:
+    """Return the screen's lines as a terminal shows them."""
+    width = app.size.width
+    return ["".join(segment.text for segment in strip)[:width] for strip in app.screen._compositor.render_strips()]
+
+
+def shot(shown: Frame, size: tuple[int, int], keys: tuple[str, ...] = ()) -> list[str]:
+    """Return the lines on a screen of this size."""
+    seen: list[str] = []
+
+    async def go() -> None:
+        app = TopApp(StillSource(shown), interval=0.2)
+        async with app.run_test(size=size) as pilot:
+            await pilot.press(*keys)
+            await pilot.pause()
+            seen.extend(screen(app))
+
+    asyncio.run(go())
+    return seen
+
+
+@pytest.mark.parametrize(("width", "gpus"), [(80, 16), (120, 2), (160, 8)])
+def test_load_job_and_state_are_never_cut(width: int, gpus: int) -> None:
+    lines = shot(busy_frame(gpus), (width, 60))
+    for index in range(gpus):
+        line = next(line for line in lines if f"{LONG_JOB}:{index} " in line and "100%" in line)
+        state = "hardware_slowdown +1" if index == 0 else "lost" if index == 1 else "ok"
+        assert line.rstrip().endswith(state), line
+    assert any(line.startswith(LONG_JOB) and "RUNNING" in line for line in lines)
+    assert any("warning: " in line for line in lines)
+    assert any("rank 1 is slow" in line for line in lines)
+    assert "2 GPUs" in lines[0] or f"{gpus} GPUs" in lines[0]
+
+
+def test_several_nodes_are_named_and_one_is_not() -> None:
+    assert not any("NODE" in line for line in shot(busy_frame(2), (120, 40)))
+    lines = shot(busy_frame(4, nodes=2), (120, 40))
+    assert any(line.startswith("NODE") for line in lines)
+    assert any(line.startswith("node1") for line in lines)
+
+
+def test_the_columns_follow_a_resize_and_the_cursor_stays() -> None:
+    async def go() -> None:
+        app = TopApp(StillSource(busy_frame(8)), interval=0.2)
+        async with app.run_test(size=(160, 40)) as pilot:
+            table = app.query_one("#gpus", FittedTable)
+            await pilot.press("down", "down")
+            wide = set(table.chosen)
+            await pilot.resize_terminal(80, 24)
+            await pilot.pause()
+            assert set(table.chosen) < wide
+            assert table.cursor_row == 2
+            assert "GPU 2 of node0" in str(app.query_one("#detail", Static).render())
+            await pilot.resize_terminal(160, 40)
+            await pilot.pause()
+            assert set(table.chosen) == wide
+
+    asyncio.run(go())
+
+
+# ---------------------------------------------------------------------------------------------------------------- layout
+
+
+@pytest.mark.parametrize("columns", [GPU_COLUMNS, JOB_COLUMNS, PROCESS_COLUMNS])
+@pytest.mark.parametrize("width", [60, 80, 97, 120, 160, 300])
+def test_columns_fit_the_width(columns: tuple[TopColumn, ...], width: int) -> None:
+    needs = {column.key: max(4, column.least) for column in columns}
+    chosen = widths(columns, needs, width)
+    assert sum(chosen.values()) + GAP * len(chosen) <= width
+    assert {column.key for column in columns if column.rank == 0} <= set(chosen)
+    assert list(chosen) == [column.key for column in columns if column.key in chosen]
+
+
+def test_a_column_with_nothing_to_show_is_left_out_and_only_growing_ones_are_narrowed() -> None:
+    columns = (
+        TopColumn(key="id", heading="ID", grows=True, least=30, most=30),
+        TopColumn(key="state", heading="STATE"),
+        TopColumn(key="extra", heading="EXTRA", rank=1),
+    )
+    assert widths(columns, {"id": 30, "state": 9}, 80) == {"id": 30, "state": 9}
+    assert widths(columns, {"id": 30, "state": 9, "extra": 5}, 40) == {"id": 29, "state": 9}
+    assert widths(columns, {"id": 30, "state": 9}, 20)["state"] == 9
+
+
+def test_texts_are_fitted_and_a_long_one_loses_its_middle_or_its_end() -> None:
+    assert fitted("ab", 4) == "ab   "
+    assert fitted("ab", 4, right=True) == "  ab "
+    assert fitted("a-long-name-k3f9q2", 9) == "a-lo…f9q2 "
+    assert fitted("a long command", 7, cut_end=True) == "a long… "
+    assert fitted("abc", 1) == "… "

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from orchestrator.runtime.pools import WatchedExecutor, in_own_thread
+from orchestrator.runtime.pools import in_own_thread
 from tests.support.stack import PATIENCE_SECONDS
 
 
@@ -28,7 +28,7 @@ def test_a_call_that_is_given_up_is_dropped() -> None:
     gate, ended = threading.Event(), threading.Event()
 
     def slow() -> None:
-        gate.wait(10)
+        gate.wait(PATIENCE_SECONDS)
         ended.set()
         raise OSError("nobody hears this")
 
@@ -37,7 +37,7 @@ def test_a_call_that_is_given_up_is_dropped() -> None:
             async with asyncio.timeout(0.05):
                 await in_own_thread(slow)
         gate.set()
-        assert await asyncio.to_thread(ended.wait, 10)
+        assert await asyncio.to_thread(ended.wait, PATIENCE_SECONDS)
 
     asyncio.run(ask())
 
@@ -58,21 +58,3 @@ asyncio.run(ask())
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
     )
     assert done.stdout == "given up\n"
-
-
-def test_a_pool_tells_of_the_calls_that_have_not_returned() -> None:
-    gate = threading.Event()
-
-    async def ask() -> None:
-        executor = WatchedExecutor()
-        asyncio.get_running_loop().set_default_executor(executor)
-        assert await asyncio.to_thread(lambda: 1) == 1
-        assert not executor.busy(0)
-        call = asyncio.ensure_future(asyncio.to_thread(gate.wait))
-        await asyncio.sleep(0)
-        assert executor.busy(0)
-        gate.set()
-        assert await call
-        assert not executor.busy(PATIENCE_SECONDS)
-
-    asyncio.run(ask())

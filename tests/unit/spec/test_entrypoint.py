@@ -6,12 +6,10 @@ import subprocess
 import sys
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.spec.entrypoint import (
-    Entrypoint,
     EntrypointError,
     cold_start_variables,
     parse_entrypoint,
@@ -245,11 +243,6 @@ def test_a_launcher_between_shell_operators_is_not_hidden_in_bash(text: str, sug
     assert "python t.py" in error.hint or "python train.py" in error.hint or "close it" in error.hint
 
 
-@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=40))
-def test_a_line_of_yaml_reads_back_as_the_text(text: str) -> None:
-    assert yaml.safe_load(yaml_line("entrypoint", text)) == {"entrypoint": text}
-
-
 @given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20), max_size=4))
 def test_words_that_a_shell_would_keep_together_arrive_as_they_are(args: list[str]) -> None:
     text = shlex.join(["python", "train.py", *args])
@@ -268,14 +261,6 @@ def test_the_words_are_those_that_a_shell_gives() -> None:
         env=dict(os.environ),
     )
     assert "\n".join(parse_entrypoint(f"python t.py {line}").args) + "|" == shell.stdout.rstrip("\n")
-
-
-def test_entry_points_are_values() -> None:
-    first = parse_entrypoint("python t.py a")
-    assert first == Entrypoint(
-        kind="script", python="python", python_options=(), target="t.py", args=("a",), argv=("python", "t.py", "a")
-    )
-    assert hash(first) == hash(parse_entrypoint("python  t.py  'a'"))
 
 
 def test_variables_that_matter_before_import_are_named_in_order() -> None:

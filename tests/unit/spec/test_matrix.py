@@ -65,7 +65,7 @@ def test_a_value_keeps_its_type_where_it_is_all_of_a_key() -> None:
     assert specs[1].env == {"N": "2", "TEXT": "n is 2, false"}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.text(min_size=1, max_size=40).filter(lambda text: text.isprintable() and not SCIENTIFIC.fullmatch(text)))
 def test_a_value_is_never_a_further_argument_nor_shell(value: str) -> None:
     text = yaml.safe_dump(

@@ -169,7 +169,7 @@ jobs = st.builds(
     labels=st.dictionaries(labels, text, max_size=3),
 )
 
-thorough = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+thorough = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.parametrize("number", ["1e18", "9.9e300", "123456789012345678", "100000000000000000", "1e-30"])
@@ -253,7 +253,7 @@ def keys_and_values() -> st.SearchStrategy[str]:
     )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     st.text(max_size=200) | keys_and_values(), st.lists(st.text(max_size=30) | words.map("env={}".format), max_size=2)
 )
@@ -268,7 +268,7 @@ def test_any_text_is_a_job_or_a_list_of_problems(text: str, overrides: list[str]
         assert from_dict(to_dict(spec)) == spec
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(json_values)
 def test_any_stored_value_is_a_job_or_a_list_of_problems(data: Any) -> None:
     stored = data if isinstance(data, dict) else {"trainer": data, "env": data, "retry": data}
@@ -276,7 +276,7 @@ def test_any_stored_value_is_a_job_or_a_list_of_problems(data: Any) -> None:
     assert isinstance(spec, JobSpec) or spec.problems
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     st.text(max_size=80)
     | st.lists(
@@ -321,7 +321,7 @@ def test_any_entry_point_is_read_or_refused_with_a_line_that_is_read(line: str) 
         assert isinstance(parse_entrypoint(entrypoint.suggestion), Entrypoint)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.text(min_size=1, max_size=40) | words.map("{}.py".format))
 def test_a_template_for_any_script_is_a_job_or_refused(script: str) -> None:
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.spec.queues import QueueSpec, guarantee, parse_queues
-from orchestrator.spec.settings import Settings, SettingsError
 
 
 def test_a_table_is_read() -> None:
@@ -51,23 +50,3 @@ def test_a_table_that_cannot_be_used_is_refused(text: str, told: str) -> None:
 def test_a_parent_is_guaranteed_what_its_queues_are() -> None:
     table = parse_queues("a guaranteed=1; b parent=a guaranteed=2; c parent=a guaranteed=3")
     assert guarantee(table[0], table) == 5
-
-
-def test_the_settings_hold_the_terms_of_sharing() -> None:
-    found = Settings.from_environ(
-        {
-            "HOME": "/home/ada",
-            "ORCH_QUEUES": "lab weight=2",
-            "ORCH_USE_HALF_LIFE": "2d",
-            "ORCH_AGEING": "90m",
-            "ORCH_USER_MAX_JOBS": "3",
-            "ORCH_USER_MAX_GPUS": "16",
-        }
-    )
-    assert found.queues == (QueueSpec(name="lab", weight=2.0),)
-    assert (found.use_half_life, found.ageing, found.user_max_jobs, found.user_max_gpus) == (172800.0, 5400.0, 3, 16)
-    with pytest.raises(SettingsError) as caught:
-        Settings.from_environ({"ORCH_QUEUES": "a parent=b", "ORCH_AGEING": "5", "ORCH_USE_HALF_LIFE": "1s"})
-    assert "ORCH_QUEUES='a parent=b': queue 'a': its parent 'b' is not a queue" in str(caught.value)
-    assert "ORCH_AGEING='5'" in str(caught.value)
-    assert "ORCH_USE_HALF_LIFE='1s': shorter than 60s" in str(caught.value)

@@ -116,10 +116,6 @@ def test_all_bad_values_are_one_error() -> None:
     ]
 
 
-def test_a_runtime_directory_that_is_not_absolute_is_ignored_as_its_standard_says(tmp_path: Path) -> None:
-    assert Settings.from_environ({"HOME": str(tmp_path), "XDG_RUNTIME_DIR": "run"}).runtime_dir is None
-
-
 def test_two_spellings_of_a_home_are_one(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
@@ -152,33 +148,6 @@ def test_a_long_home_has_its_socket_in_the_runtime_directory_or_in_tmp() -> None
 @given(st.text(st.characters(exclude_characters="\0/", exclude_categories=["Cs"]), min_size=1, max_size=150))
 def test_every_homes_socket_fits_into_the_kernels_limit(name: str) -> None:
     assert len(os.fsencode(Settings(home=Path("/home") / name).socket)) <= MAX_SOCKET_BYTES
-
-
-def test_every_name_lies_in_the_home() -> None:
-    home = Path("/h")
-    paths = Settings(home=home).paths
-    assert paths.socket == home / "run/orch.sock"
-    assert paths.store == home / "store.sqlite3"
-    assert paths.reserve == home / "reserve"
-    assert paths.blobs == home / "blobs"
-    assert paths.blob("ab" * 32) == home / "blobs/sha256/ab" / ("ab" * 32)
-    assert paths.run == home / "run"
-    assert paths.daemon_lock == home / "run/daemon.lock"
-    assert paths.daemon_state == home / "run/daemon.json"
-    assert paths.daemon_log == home / "run/daemon.log"
-    assert paths.token == home / "run/token"
-    assert paths.ray == home / "ray"
-    assert paths.jobs == home / "jobs"
-    job = home / "jobs/digits-k3f9q2"
-    assert paths.job("digits-k3f9q2") == job
-    assert paths.work("digits-k3f9q2") == job / "work"
-    assert paths.logs("digits-k3f9q2") == job / "logs"
-    assert paths.rank_log("digits-k3f9q2", 2, 7) == job / "logs/attempt-2/rank-7.log"
-    assert paths.checkpoints("digits-k3f9q2") == job / "checkpoints"
-    assert paths.exits("digits-k3f9q2") == job / "exits"
-    assert paths.exit_record("digits-k3f9q2", 2, 7) == job / "exits/attempt-2/rank-7.json"
-    assert paths.metrics("digits-k3f9q2") == job / "metrics.jsonl"
-    assert paths.secrets("digits-k3f9q2") == job / "secrets"
 
 
 @pytest.mark.parametrize("job_id", ["", "..", "a/b", "../../etc", "/etc", "A-b", "a\n", "a" * 101, "-a"])

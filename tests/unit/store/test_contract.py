@@ -148,10 +148,6 @@ class TestSubmit:
         _, new = run(store.submit(submission(idempotency_key="k", uid=1001, job_id="digits-other2")))
         assert new
 
-    def test_without_a_key_every_submission_is_new(self, store: Store, run: Run) -> None:
-        jobs = [run(store.submit(submission(idempotency_key="", job_id=f"job-{n}"))) for n in range(2)]
-        assert [new for _, new in jobs] == [True, True]
-
     def test_an_accepted_job_is_found_by_its_key(self, store: Store, run: Run) -> None:
         job, _ = run(store.submit(submission(idempotency_key="k")))
         run(store.submit(submission(idempotency_key="", job_id="digits-nokey2")))
@@ -166,12 +162,6 @@ class TestSubmit:
         with pytest.raises(JobExistsError, match="generate another"):
             run(store.submit(submission(idempotency_key="other")))
         assert [j.submission.idempotency_key for j in run(store.load_live())] == [f"key-{ID}"]
-
-    def test_a_refusal_leaves_no_gap_for_the_next(self, store: Store, run: Run) -> None:
-        run(store.submit(submission()))
-        with pytest.raises(JobExistsError):
-            run(store.submit(submission(idempotency_key="other")))
-        assert run(add(store, "job-2")).submission.sequence == 2
 
     def test_one_key_from_many_at_once_is_one_job(self, store: Store, run: Run) -> None:
         async def all_at_once() -> list[tuple[Any, bool]]:
@@ -214,12 +204,6 @@ class TestAppend:
         a, b = run(add(store, "a-1")), run(add(store, "b-2"))
         found = run(write(store, [note(b, "x"), note(a, "y"), note(b, "z")]))
         assert [(j.id, notes_of(j)) for j in found] == [("b-2", ("x", "z")), ("a-1", ("y",))]
-
-    def test_no_change_is_nothing_to_write(self, store: Store, run: Run) -> None:
-        job = run(add(store, ID))
-        assert run(store.append([])) is None
-        assert run(write(store, [exited(job)])) == [job]
-        assert run(store.job(ID)) == job
 
     def test_a_batch_is_written_whole_or_not_at_all(self, store: Store, run: Run) -> None:
         a, b = run(add(store, "a-1")), run(add(store, "b-2"))
@@ -408,12 +392,6 @@ class TestRead:
                 run(ask("grid", 1000))
             assert caught.value.candidates == (("bob/grid", "grid-aaaaaa"),)
 
-    def test_a_reference_is_no_pattern(self, store: Store, run: Run) -> None:
-        run(add(store, "digits-aaa222"))
-        for reference in ("%", "digits-a%", "_igits", "*", "digits-a*", "DIGITS", "'"):
-            with pytest.raises(JobNotFoundError):
-                run(store.find(reference, 1000))
-
     def test_jobs_are_counted_by_state(self, store: Store, run: Run) -> None:
         assert run(store.state_counts()) == dict.fromkeys(JobState, 0)
         run(run_it(store, run(add(store, "a-1"))))
@@ -478,13 +456,6 @@ class TestPrune:
         last = run(cancel(store, run(add(store, "a-1"))))
         run(store.prune(T0 + 1000))
         assert run(add(store, "b-2")).submission.sequence == last.submission.sequence + 1
-
-    def test_the_oldest_go_first(self, store: Store, run: Run) -> None:
-        jobs = [run(add(store, f"job-{n}")) for n in range(3)]
-        for job, at in zip(jobs, (T0 + 3, T0 + 1, T0 + 2), strict=True):
-            run(cancel(store, job, at=at))
-        assert run(store.ended_before(T0 + 10)) == ["job-1", "job-2", "job-0"]
-        assert run(store.prune(T0 + 10)) == ["job-1", "job-2", "job-0"]
 
 
 def test_a_sound_store_has_nothing_wrong(store: Store, run: Run) -> None:

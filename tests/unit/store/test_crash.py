@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from orchestrator.store.sqlite import SqliteStore
 
 ROOT = Path(__file__).parents[3]
-ROUNDS = 30
-ROUNDS_PER_STORE = 10
+ROUNDS = 9
+ROUNDS_PER_STORE = 3
 
 
 @pytest.fixture

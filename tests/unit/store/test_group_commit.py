@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator.core.states import JobState
-from orchestrator.store.errors import JobExistsError, StoreClosedError, StoreError, VersionConflictError
+from orchestrator.store.errors import JobExistsError, StoreError, VersionConflictError
 from orchestrator.store.sql.schema import connect
 from tests.unit.core.builders import ID, chain, finished, submission
 from tests.unit.store.lives import add, note, notes_of, write
@@ -153,19 +153,6 @@ def test_a_caller_that_gives_up_does_not_disturb_the_others(sqlite_store: Sqlite
     assert isinstance(second, asyncio.CancelledError)
     assert (first[1], third[1]) == (True, True)
     assert len(run(sqlite_store.load_live())) == 3, "its write was under way and stands"
-
-
-def test_closing_finishes_what_was_asked(sqlite_store: SqliteStore, path: Path, run: Run) -> None:
-    async def ask_and_close() -> list[Any]:
-        tasks = [asyncio.create_task(sqlite_store.submit(submission(job_id=f"job-{n}"))) for n in range(10)]
-        await asyncio.sleep(0)
-        sqlite_store.close()
-        return await asyncio.gather(*tasks, return_exceptions=True)
-
-    answers = run(ask_and_close())
-    assert all(new for _, new in answers)
-    with pytest.raises(StoreClosedError):
-        run(sqlite_store.submit(submission()))
 
 
 def test_a_loop_that_is_gone_does_not_stop_the_writer(sqlite_store: SqliteStore, path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator.store.errors import StoreInUseError, StoreTooNewError, StoreUnreadableError
-from orchestrator.store.sql.schema import Migration, connect, known_migrations, migrate, statements
+from orchestrator.store.sql.schema import Migration, connect, known_migrations, migrate
 from orchestrator.store.sqlite import SqliteStore
 from tests.support.stack import PATIENCE_SECONDS
 from tests.unit.core.builders import ID, submission
@@ -83,9 +83,6 @@ def test_a_directory_with_odd_letters_will_do(open_store: Open, run: Run, tmp_pa
 class TestMigrations:
     """Migrations are numbered, and a migrated store equals a new one."""
 
-    def test_they_are_numbered_without_a_gap(self) -> None:
-        assert [m.number for m in MIGRATIONS] == list(range(1, len(MIGRATIONS) + 1))
-
     def test_a_migrated_store_equals_a_fresh_one(self, open_store: Open, tmp_path: Path) -> None:
         old, fresh = tmp_path / "old.db", tmp_path / "fresh.db"
         later = (*MIGRATIONS, Migration(len(MIGRATIONS) + 1, "CREATE TABLE later (x);\n"))
@@ -123,14 +120,6 @@ class TestMigrations:
         with closing(connect(path)) as connection:
             migrate(connection, MIGRATIONS)
         assert path.read_bytes() == before
-
-    def test_a_file_is_cut_into_its_statements(self) -> None:
-        text = (
-            "-- one; two\nCREATE TABLE t (\n  x TEXT DEFAULT 'a;b' -- odd;\n);\n\nINSERT INTO t VALUES (1);\n-- end\n"
-        )
-        assert [s.splitlines()[-1] for s in statements(text)] == [");", "INSERT INTO t VALUES (1);"]
-        with pytest.raises(ValueError, match="not finished"):
-            list(statements("SELECT 1;\nSELECT 2"))
 
 
 class TestRefused:

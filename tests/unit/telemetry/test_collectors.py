@@ -17,7 +17,6 @@ from orchestrator.core.ids import JobId
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.telemetry.collectors import (
     LINGER_SECONDS,
-    MAX_JOBS,
     MAX_METRICS,
     AnnotationKind,
     DaemonFacts,
@@ -193,13 +192,6 @@ def test_an_ended_job_keeps_its_series_for_a_quarter_of_an_hour_but_not_its_gpus
     assert not [labels for _, labels in samples(later) if ("job_id", "a-222222") in labels]
 
 
-def test_a_job_that_never_ran_has_no_series() -> None:
-    waiting = JobSeries(job_id="a-222222", name="a", user="u", queue="q", state="PENDING", live=False)
-    assert not [
-        1 for _, labels in samples(Snapshot(at=NOW, daemon=DAEMON, series=(waiting,))) if "job_id" in dict(labels)
-    ]
-
-
 def test_labels_that_people_choose_are_escaped() -> None:
     job = JobSeries(job_id="a", name='say "hi"\\\n', user="ü", queue="q", state="RUNNING", live=True)
     assert (
@@ -258,40 +250,6 @@ def test_what_a_scrape_of_ten_thousand_jobs_gives_and_costs_is_bounded() -> None
     large = registry(lambda: picture)
     work = calls(lambda: render(large, ""))
     assert work < 1.1 * calls(lambda: render(small, "")), "the jobs that have no series cost next to nothing"
-
-
-def test_even_ten_thousand_running_jobs_are_bounded() -> None:
-    jobs = [full_job(f"run-{i:06}") for i in range(10_000)]
-    jobs.append(full_job("ended-222222", live=False, ended_at=NOW))
-    found = [
-        line
-        for line in render(registry(lambda: Snapshot(at=NOW, daemon=DAEMON, series=jobs)), "")[0].splitlines()
-        if line.startswith(b"orch_job_info")
-    ]
-    assert len(found) == MAX_JOBS
-    assert not [line for line in found if b"ended" in line], "running jobs come first"
-
-
-def test_each_scrape_takes_one_new_picture() -> None:
-    taken = []
-
-    def take() -> Snapshot:
-        taken.append(1)
-        return Snapshot(at=NOW, daemon=DAEMON)
-
-    made = registry(take)
-    assert taken == []
-    render(made, "")
-    render(made, "")
-    assert len(taken) == 2
-
-
-def test_only_histograms_count_into_buckets() -> None:
-    with pytest.raises(ValueError, match="orch_jobs is a gauge: only histograms have buckets"):
-        Histogram(c.JOBS)
-    edge = Histogram(c.SCHEDULING)
-    edge.observe(c.SCHEDULING.buckets[0])
-    assert edge.counts().buckets[0] == ("0.0001", 1), "a bucket holds its upper bound"
 
 
 def test_marks_are_what_the_boards_draw() -> None:

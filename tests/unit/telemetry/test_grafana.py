@@ -189,14 +189,6 @@ def test_a_documentation_address_that_is_none_is_refused(
     assert not (tmp_path / "new").exists()
 
 
-def test_export_to_a_place_that_is_none(tmp_path: Path, orch: Callable[..., tuple[int, str, str]]) -> None:
-    (tmp_path / "file").touch()
-    code, _, err = orch("export", str(tmp_path / "file"))
-    assert code == 2
-    assert "cannot be written" in err
-    assert "next: name a folder of your own" in err
-
-
 def test_push_makes_the_folder_and_replaces_boards(server: FakeGrafana) -> None:
     first = grafana.push(server.url, TOKEN)
     assert server.folders == {"orch": "orch"}
@@ -230,13 +222,6 @@ def test_the_command_pushes(server: FakeGrafana, tmp_path: Path, orch: Callable[
     code, out, _ = orch("push", "--url", server.url, "--token", TOKEN, "--json")
     assert code == 0
     assert {board["version"] for board in json.loads(out)["boards"]} == {2}
-
-
-def test_the_token_may_come_from_the_environment(
-    server: FakeGrafana, orch: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GRAFANA_TOKEN", TOKEN)
-    assert orch("push", "--url", server.url)[0] == 0
 
 
 def test_a_wrong_token_is_refused_and_not_shown(server: FakeGrafana, orch: Callable[..., tuple[int, str, str]]) -> None:

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from dashboards import rules
-from orchestrator.api.protocol import API_PREFIX
 from orchestrator.core.diagnosis.definitions import PRECEDENCE
 from orchestrator.spec.settings import Settings, SettingsError
 from orchestrator.telemetry import local_prometheus as lp
@@ -20,11 +19,6 @@ needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool is missing: .ci/install-test-tools"
 )
 needs_amtool = pytest.mark.skipif(shutil.which("amtool") is None, reason="amtool is missing: .ci/install-test-tools")
-
-
-def test_names_are_those_that_rules_and_api_use() -> None:
-    assert (lp.DAEMON_JOB, lp.EXPORTER_JOB) == (rules.DAEMON_JOB, rules.EXPORTER_JOB)
-    assert f"{API_PREFIX}/prometheus/targets" == lp.TARGETS_PATH
 
 
 def test_binaries_are_looked_for_by_both_names() -> None:

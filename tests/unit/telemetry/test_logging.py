@@ -133,18 +133,6 @@ def test_an_exception_is_one_json_value_with_its_traceback() -> None:
     assert entry["value"].startswith("<object")
 
 
-def test_setting_up_again_reaches_loggers_that_exist_and_doubles_nothing() -> None:
-    log = get_logger("early")
-    first, second = io.StringIO(), io.StringIO()
-    configure_logging(stream=first)
-    log.info("one")
-    configure_logging(stream=second)
-    log.info("two")
-    logging.getLogger("lib").error("three")
-    assert [entry["event"] for entry in entries(first)] == ["one"]
-    assert [entry["event"] for entry in entries(second)] == ["two", "three"]
-
-
 def test_a_stream_that_cannot_be_written_ends_nothing() -> None:
     configure_logging(stream=FullDisk())
     get_logger("loop").error("store.commit_failed")

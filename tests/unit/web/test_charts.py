@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import re
-
 import pytest
 
 from orchestrator.api.curve_views import ChartView, CurvesView, CurveView
 from orchestrator.api.errors import BadRequestError
-from orchestrator.api.server.testing import FakeService
-from orchestrator.core.ids import JobId
 from orchestrator.web.charts import (
-    KEEP_SECONDS,
     Axis,
-    ChartShelf,
     Window,
-    axis_of,
     charts_html,
     drawing,
     nice_scale,
     window_of,
-    zoom_links,
 )
-from tests.unit.web.conftest import Browser, Clock
+from tests.unit.web.conftest import Browser
 
 AXIS = Axis(begin=0.0, end=100.0, kind="step")
 
@@ -51,23 +42,10 @@ def test_a_line_is_broken_where_a_value_is_not_finite_or_nothing_was_recorded() 
     assert line.path.count("M") == 2
 
 
-def test_a_line_alone_has_a_band_between_its_extremes() -> None:
-    (line,) = drawing(chart(curve(1.0, 2.0, spread=0.5)), AXIS).lines
-    assert line.band.startswith("M0 ")
-    assert line.values == "1 (0.5 to 1.5)|2 (1.5 to 2.5)"
-    assert [one.band for one in drawing(chart(curve(1.0, spread=0.5), curve(2.0, spread=0.5)), AXIS).lines] == ["", ""]
-
-
 def test_a_chart_says_in_words_what_it_shows() -> None:
     description = drawing(chart(curve(3.0, 1.0, 2.0), name="GPU power", unit="W"), AXIS).description
     assert description == "GPU power in W, 0 to 100. GPU 0: last 2, least 1, most 3"
     assert "nothing finite" in drawing(chart(curve(None)), AXIS).description
-
-
-def test_the_ninth_line_is_dashed_since_its_colour_is_the_first_ones() -> None:
-    lines = drawing(chart(*(curve(1.0, label=f"GPU {n}") for n in range(9))), AXIS).lines
-    assert (lines[0].colour, lines[0].dashed) == (0, False)
-    assert (lines[8].colour, lines[8].dashed) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -84,13 +62,6 @@ def test_scales_have_round_ends(low: float, high: float, scale: tuple[float, flo
     assert nice_scale(low, high) == pytest.approx(scale)
 
 
-@pytest.mark.parametrize("values", [(5.0, 5.0), (0.0, 0.0), (-3.0, -3.0), (1e-12, 2e-12), (1e15, -1e15), (None, None)])
-def test_any_values_can_be_drawn(values: tuple[float | None, ...]) -> None:
-    for name in ("loss", "GPU power"):
-        (line,) = drawing(chart(curve(*values), name=name), AXIS).lines
-        assert all(0.0 <= float(y) <= 100.0 for y in re.findall(r" ([-\d.]+)", line.path))
-
-
 @pytest.mark.parametrize(
     "query", [{"from": "x"}, {"from": "nan"}, {"to": "inf"}, {"from": "-1"}, {"from": "5", "to": "5"}, {"to": "1e300"}]
 )
@@ -99,49 +70,9 @@ def test_a_part_that_is_none_is_refused(query: dict[str, str]) -> None:
         window_of(query)
 
 
-def test_parts_have_addresses() -> None:
-    assert dict(zoom_links((0.0, 100.0), Window(), "/jobs/a", {})) == {"Zoom in": "/jobs/a?from=25&to=75#charts"}
-    links = dict(zoom_links((0.0, 100.0), Window(40.0, 60.0), "/compare", {"job": ["a", "b"]}))
-    assert links == {
-        "Zoom in": "/compare?job=a&job=b&from=45&to=55#charts",
-        "Zoom out": "/compare?job=a&job=b&from=30&to=70#charts",
-        "Earlier": "/compare?job=a&job=b&from=30&to=50#charts",
-        "Later": "/compare?job=a&job=b&from=50&to=70#charts",
-        "All": "/compare?job=a&job=b#charts",
-    }
-    window = window_of({"from": "1790000000.25", "to": "1790000010"})
-    assert window.query == {"from": "1790000000.25", "to": "1790000010"}
-    assert axis_of(0.0, 1.0, window, "time").place(1790000010) == 1000
-
-
 def test_without_records_there_is_a_sentence() -> None:
     assert "Nothing was recorded." in charts_html([], (0.0, 0.0), Window(), "/jobs/a")
     assert "Nothing was recorded in this part" in charts_html([], (0.0, 9.0), Window(1.0, 2.0), "/jobs/a")
-
-
-def test_records_are_read_once_in_some_seconds_and_once_for_ever_of_an_ended_job() -> None:
-    service, clock = FakeService(), Clock()
-    shelf = ChartShelf(service, clock)
-    running, ended = service.add(state="RUNNING"), service.add(state="FAILED", ended_at=5.0)
-
-    async def look(job: str, window: Window = Window()) -> None:  # noqa: B008 - it is frozen
-        await shelf.of_job(await service.job(JobId(job)), JobId(job), window)
-
-    def asked() -> int:
-        return len(service.curve_queries)
-
-    asyncio.run(look(running.id))
-    asyncio.run(look(running.id))
-    assert asked() == 1
-    asyncio.run(look(running.id, Window(1.0, 2.0)))
-    assert (asked(), service.curve_queries[-1].since) == (2, 1.0)
-    clock.now += KEEP_SECONDS
-    asyncio.run(look(running.id))
-    assert asked() == 3
-    asyncio.run(look(ended.id))
-    clock.now += 1e6
-    asyncio.run(look(ended.id))
-    assert asked() == 4
 
 
 def test_a_job_page_shows_charts_of_the_part_that_its_address_names(browser: Browser) -> None:

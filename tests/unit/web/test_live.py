@@ -11,7 +11,7 @@ from orchestrator.api.errors import NoSuchJobError
 from orchestrator.api.server.testing import FakeService
 from orchestrator.core.ids import JobId
 from orchestrator.web.job_page import LogQuestion, follow_log
-from orchestrator.web.live import HEARTBEAT, Channel, Channels, follow, stream
+from orchestrator.web.live import HEARTBEAT, Channel, follow, stream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -117,18 +117,6 @@ def test_a_silent_stream_has_heartbeats() -> None:
         while await anext(events) != b": \n\n":
             pass
         await events.aclose()
-
-    asyncio.run(work())
-
-
-def test_channels_that_are_not_watched_are_forgotten() -> None:
-    async def work() -> None:
-        channels, source = Channels(), Source()
-        first = channels.channel(("a",), source.channel)
-        viewer = first.join()
-        assert channels.channel(("a",), source.channel) is first
-        first.leave(viewer)
-        assert channels.channel(("a",), source.channel) is not first
 
     asyncio.run(work())
 

@@ -13,7 +13,7 @@ import pytest
 from orchestrator.api.curve_views import ChartView, CurvesView, CurveView, GpuHistoryView, GpuUseView
 from orchestrator.api.errors import InvalidSpecError, Problem
 from orchestrator.api.views import ReservationView, SubmitReply
-from orchestrator.web.submit_page import FIRST, numbered
+from orchestrator.web.submit_page import FIRST
 from tests.support.page_story import gpu_row
 from tests.unit.web.conftest import OTHER_UID, Browser
 
@@ -152,12 +152,6 @@ def test_errors_of_a_job_are_at_their_lines_and_the_text_is_kept(
     kept = re.search(r"<textarea[^>]*>\n(.*?)</textarea>", answer.text, re.DOTALL)
     assert kept is not None
     assert html.unescape(kept[1]) == text
-
-
-def test_far_from_an_error_no_line_is_shown() -> None:
-    rows = numbered("\n".join("abcdefghijklmnop"), [Problem("wrong", "x", 8, 1, "", "job.yaml")])
-    assert [row.number for row in rows] == list(range(5, 12))
-    assert [row.number for row in rows if row.problems] == [8]
 
 
 def test_values_that_are_masked_are_not_submitted_unseen(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:

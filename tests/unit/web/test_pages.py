@@ -121,15 +121,6 @@ def test_gpus_are_counted_as_the_ranks_share_them(browser: Browser) -> None:
         assert "<dt>GPUs</dt><dd>1</dd>" in browser.get(f"/jobs/{job.id}").text
 
 
-@pytest.mark.parametrize("state", ["PENDING", "STARTING", "RUNNING", "SUSPENDED", "SUCCEEDED", "CANCELLED"])
-def test_a_job_that_has_reported_nothing_is_shown(browser: Browser, state: str) -> None:
-    job = browser.service.add(state=state)
-    for address in ("/", "/jobs", f"/jobs/{job.id}"):
-        answer = browser.get(address)
-        assert answer.status == 200
-        assert job.id in answer.text
-
-
 def row(**values: Any) -> dict[str, Any]:
     return {"node": "a", "index": 0, "model": "H100", "utilization_ratio": 0.5, "condition": "ok", **values}
 
@@ -144,12 +135,6 @@ def test_gpus_are_coloured_by_load_memory_or_job_and_say_so_in_words(shown: str,
     assert (cell.text, cell.level, cell.href) == (text, level, "/jobs/digits")
     assert "rank 3 of digits" in cell.title
     assert (lost.text, lost.trouble, lost.href) == ("lost", True, "/nodes/a?gpu=GPU-1")
-
-
-def test_a_gpu_without_values_has_no_colour() -> None:
-    rows = [row(utilization_ratio=None)]
-    ((_, (cell,)),) = gpus_by_node([NodeView(id="a", name="a", state="READY")], rows, "load")
-    assert (cell.text, cell.level) == ("–", None)
 
 
 def test_jobs_by_state_and_user(browser: Browser) -> None:
@@ -193,14 +178,6 @@ def test_a_job_with_its_attempts_log_and_checkpoints(browser: Browser) -> None:
     assert "World" in browser.get(f"/jobs/{job.id}?q=world").text
     assert browser.get(f"/jobs/{job.id}?rank=7").status == 400
     assert browser.get(f"/jobs/{job.id}?rank=x").status == 400
-
-
-def test_a_name_leads_to_the_address_that_lasts(browser: Browser) -> None:
-    job = browser.service.add("digits")
-    assert browser.get("/jobs/digits").headers["location"] == f"/jobs/{job.id}"
-    missing = browser.get("/jobs/nothing")
-    assert missing.status == 404
-    assert "nothing" in missing.text
 
 
 @pytest.mark.parametrize(

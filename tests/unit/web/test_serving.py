@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -35,14 +34,6 @@ def test_the_port_is_that_of_the_last_time_while_it_is_free(tmp_path: Path) -> N
     files.port.write_text("no port\n")
     bind_page(options, files).close()
     assert files.port.stat().st_mode & 0o077 == 0
-
-
-def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        with pytest.raises(RefusedError, match="cannot listen"):
-            bind_page(ServeOptions(page_listen=f"127.0.0.1:{taken.getsockname()[1]}"), PageFiles.of(tmp_path))
 
 
 @pytest.mark.parametrize(

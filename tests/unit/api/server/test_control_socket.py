@@ -137,14 +137,6 @@ def test_a_daemon_on_its_way_out_is_waited_for(tmp_path: Path) -> None:
     timer.join()
 
 
-def test_but_not_for_ever(tmp_path: Path) -> None:
-    lock = os.open(tmp_path / "s.lock", os.O_RDWR | os.O_CREAT)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    with pytest.raises(RefusedError, match="another daemon"):
-        bind_control_socket(tmp_path / "s", predecessor_seconds=0.1)
-    os.close(lock)
-
-
 def test_a_file_in_the_way_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "s").write_text("precious")
     with pytest.raises(RefusedError, match="not a socket"):

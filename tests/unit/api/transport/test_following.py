@@ -11,7 +11,7 @@ import pytest
 from orchestrator.api.client import Client
 from orchestrator.api.errors import DaemonUnreachableError, InternalError, NoSuchJobError, NotEndedError
 from orchestrator.api.transport.endpoint import Endpoint
-from orchestrator.api.transport.following import Patience, follow_logs, present, wait, watch
+from orchestrator.api.transport.following import Patience, follow_logs, wait, watch
 from tests.support.stack import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
@@ -134,21 +134,6 @@ def test_patience_ends(tmp_path: Path) -> None:
     assert clock.pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0], "growing, and none over the end"
 
 
-def test_patience_is_whole_again_after_an_answer(served: ServedFake) -> None:
-    told: list[Exception] = []
-    patience = Patience(reconnect_seconds=0.16, notice=told.append, clock=Clock())
-    answers = iter([False, False, True, False, True])
-
-    def ask() -> str:
-        if next(answers):
-            return "here"
-        raise DaemonUnreachableError("away")
-
-    assert present(ask, patience) == "here"
-    assert present(ask, patience) == "here"
-    assert len(told) == 2, "one notice for each absence"
-
-
 def test_watch_tells_every_change_and_those_of_an_absence(served: ServedFake, client: Client) -> None:
     job = served.do(lambda service: service.add())
     seen: list[str] = []
@@ -168,17 +153,6 @@ def test_watch_tells_every_change_and_those_of_an_absence(served: ServedFake, cl
             if seen[-1] == "SUCCEEDED":
                 break
     assert seen == ["PENDING", "STARTING", "RUNNING", "SUCCEEDED"]
-
-
-def test_a_watcher_that_rests_reads_many_changes_at_once(served: ServedFake, client: Client) -> None:
-    job = served.do(lambda service: service.add())
-    clock = Clock()
-    watcher = watch(client, lambda: client.job(job.id), rest_seconds=300, patience=Patience(clock=clock))
-    assert next(watcher).priority == 50
-    for priority in (1, 2, 3):
-        served.do(lambda service, priority=priority: service.set(job.id, priority=priority))
-    assert next(watcher).priority == 3
-    assert sum(clock.pauses) == pytest.approx(300)
 
 
 def write(served: ServedFake, job_id: str, *texts: str, rank: int = 0, attempt: int = 1) -> Callable[[], object]:

@@ -36,14 +36,6 @@ def test_a_probe_is_read_in_order() -> None:
     assert [bucket.bytes for bucket in PROBE.buckets] == [1_000_000, 7_000_000]
 
 
-def test_a_probe_without_time_for_more_assumes_one_bucket() -> None:
-    probe = read_probe(
-        {**MEASURED, "points": [{"batch": 4, "steps": [0.9], "backwards": [0.5]}], "wrapped": [], "buckets": []}
-    )
-    assert [(bucket.ready, bucket.bytes) for bucket in probe.buckets] == [(1.0, 8_000_000)]
-    assert probe.points[0].error == 0.2
-
-
 def test_the_largest_batch_is_probed_first_and_three_at_most() -> None:
     assert probe_sizes([Cell(batch=b, ranks=n) for b in (16, 64, 256) for n in (1, 2, 4)]) == (256, 4, 32)
     assert probe_sizes([Cell(batch=16, ranks=1)]) == (16,)

@@ -40,10 +40,6 @@ def test_values_lie_on_lines_between_points_and_beyond(at: float, value: float) 
     assert interpolate([(8, 10.0), (16, 18.0), (64, 66.0)], at) == pytest.approx(value)
 
 
-def test_one_point_says_the_same_everywhere() -> None:
-    assert interpolate([(8, 3.0)], 100) == 3.0
-
-
 def test_one_rank_computes_and_nothing_else() -> None:
     found = predict(Cell(batch=8, ranks=1), PROBE, CALIBRATION)
     assert found.throughput.value == pytest.approx(800)
@@ -87,15 +83,6 @@ def test_the_model_s_own_slowdown_replaces_that_of_the_references() -> None:
     assert slowdown_of(4, PROBE, SEVERAL) == pytest.approx((1.21, 0.0))
 
 
-def test_fewer_ranks_are_slowed_down_as_the_references_say_in_proportion() -> None:
-    assert slowdown_of(2, CROWDED, SEVERAL) == pytest.approx((1.2, 0.05))
-
-
-def test_where_the_references_see_no_slowdown_it_grows_with_the_neighbours() -> None:
-    flat = replace(SEVERAL, slowdowns=dict.fromkeys((1, 2, 4), ((1000, 1.0),)))
-    assert slowdown_of(2, CROWDED, flat)[0] == pytest.approx(1.44 ** (1 / 3))
-
-
 def test_the_slowdown_lies_between_references_whose_distance_widens_the_interval() -> None:
     both = replace(CALIBRATION, slowdowns={1: ((1000, 1.0),), 2: ((10_000, 1.0), (100_000_000, 2.0))})
     small, middle, huge = (
@@ -112,17 +99,6 @@ def test_what_was_not_probed_is_less_certain() -> None:
     inside, beyond = (predict(Cell(batch=batch, ranks=1), PROBE, CALIBRATION) for batch in (64, 65))
     assert (inside.extrapolated, beyond.extrapolated) == (False, True)
     assert beyond.margin == pytest.approx(2 * inside.margin)
-
-
-def test_noisy_steps_widen_the_interval_and_never_below_zero() -> None:
-    noisy = replace(PROBE, points=tuple(replace(point, error=3.0) for point in PROBE.points))
-    found = predict(Cell(batch=8, ranks=1), noisy, CALIBRATION)
-    assert found.throughput.low is not None
-    assert 0 < found.throughput.low < 0.2 * found.throughput.value
-
-
-def test_a_calibration_knows_what_was_measured() -> None:
-    assert [CALIBRATION.knows(n) for n in (1, 2, 4)] == [True, True, False]
 
 
 def test_longer_steps_wait_longer_for_the_slowest_rank() -> None:

@@ -15,15 +15,12 @@ from orchestrator.bench.advisor.script_advice import (
     Script,
     ScriptAdvice,
     advise_script,
-    buckets_of,
     probe_script,
     read_script_probe,
-    script_json,
     script_sentence,
 )
 from orchestrator.bench.plan import BenchError, Cell
 
-MIB = 1 << 20
 TRAINS = """
 import os, sys, pathlib, torch
 print(sys.argv, os.environ["WORLD_SIZE"], os.environ["ORCH_CHECKPOINT_DIR"])
@@ -58,7 +55,9 @@ def directory(tmp_path: Path) -> Path:
     return made
 
 
-@pytest.mark.parametrize(("kind", "target"), [("script", "train.py"), ("module", "train")])
+@pytest.mark.parametrize(
+    ("kind", "target"), [pytest.param("script", "train.py", marks=pytest.mark.rare), ("module", "train")]
+)
 def test_a_script_without_an_end_is_timed_and_leaves_nothing_in_its_directory(
     directory: Path, tmp_path: Path, kind: str, target: str
 ) -> None:
@@ -78,8 +77,7 @@ def test_a_script_without_an_end_is_timed_and_leaves_nothing_in_its_directory(
     ("text", "message"),
     [
         ("raise ValueError('boom')", "ended with 1 before it had made its steps: ValueError: boom"),
-        ("import os; os._exit(3)", "ended with 3 before it had made its steps: it printed nothing"),
-        ("print('done')", "before it had made enough optimizer steps"),
+        pytest.param("print('done')", "before it had made enough optimizer steps", marks=pytest.mark.rare),
     ],
 )
 def test_a_script_that_makes_no_step_is_told(directory: Path, tmp_path: Path, text: str, message: str) -> None:
@@ -110,19 +108,6 @@ def test_the_figures_of_steps_become_a_probe() -> None:
     (point,) = found.probe.points
     assert (point.step, point.backward, found.probe.steps, found.device) == (3.0, 1.5, 3, "cuda")
     assert point.error == pytest.approx(1 / 3 / 3**0.5)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "buckets"),
-    [
-        ([], [(1.0, 0)]),
-        ([100], [(1.0, 100)]),
-        ([30 * MIB, 2 * MIB], [(1 / 16, 2 * MIB), (1.0, 30 * MIB)]),
-        ([MIB // 2] * 4, [(0.5, MIB), (1.0, MIB)]),
-    ],
-)
-def test_buckets_are_filled_from_the_last_parameter_on(sizes: list[int], buckets: list[tuple[float, int]]) -> None:
-    assert buckets_of(sizes) == tuple(Bucket(ready=ready, bytes=size) for ready, size in buckets)
 
 
 def advice(exposed: dict[int, float], unknown: tuple[int, ...] = ()) -> ScriptAdvice:
@@ -165,11 +150,3 @@ def test_close_to_the_limit_it_cannot_tell() -> None:
     found = advice({2: 0.0099})
     assert (found.choice.cell.ranks, found.certain) == (2, False)
     assert "I can't tell" in script_sentence(found)
-
-
-def test_one_rank_alone_is_not_compared() -> None:
-    found = advice({}, unknown=(2, 4))
-    assert script_sentence(found) == "worth 1 rank: no other number of ranks could be measured"
-    document = script_json(found)
-    assert (document["ranks"], document["unknown_ranks"]) == (1, [2, 4])
-    assert document["predictions"][0]["speed_up_interval_95"] is None

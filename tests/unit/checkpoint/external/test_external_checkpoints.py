@@ -7,7 +7,6 @@ import glob
 import itertools
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +16,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from orchestrator import trees
 from orchestrator.checkpoint.external import script_files
 from orchestrator.checkpoint.external.external_checkpoints import (
     SETTLE_SECONDS,
@@ -117,29 +115,6 @@ def test_a_watched_glob_is_searched_in_a_tree_of_any_depth(job: Path, make_deep:
     assert WatchedGlob(settings).matches() == [str(job / "out" / "a.pt")]
 
 
-def test_what_has_been_quiet_for_a_while_counts_and_what_was_just_written_does_not(job: Path) -> None:
-    write(job, 1)
-    files = watch(job)
-    assert files.scan(attempt=1) == files.scan(attempt=1) == []
-    write(job, 2)
-    (info,) = files.scan(attempt=1)
-    assert (info.step, info.attempt, info.status) == (1, 1, CheckpointStatus.COMPLETE)
-    assert info.bytes > 0
-    assert files.newest_good(attempt=2) == str(job / "out" / "ckpt-1")
-
-
-def test_what_was_being_written_when_its_writer_was_killed_never_counts(job: Path) -> None:
-    write(job, 1, age=100)
-    files = watch(job)
-    assert registered(files) == [1]
-    write(job, 2, age=1e6)
-    assert files.scan(attempt=1, writer_ended=True) == [], "though its server's clock is days behind"
-    touch(job / "out" / "ckpt-2", 0.5)
-    later = watch(job)  # the next attempt finds it unchanged, and still does not use it
-    shutil.copystat(job / "out" / "ckpt-2", job / "out" / "ckpt-2")
-    assert later.newest_good(attempt=2) == str(job / "out" / "ckpt-1")
-
-
 def test_what_a_killed_writer_left_is_not_taken_up_by_the_next_attempt(job: Path) -> None:
     write(job, 2, age=0.5)
     assert watch(job).scan(attempt=1, writer_ended=True) == []
@@ -151,25 +126,6 @@ def test_what_a_killed_writer_left_is_not_taken_up_by_the_next_attempt(job: Path
 def test_a_writer_that_ended_well_has_finished_what_it_wrote(job: Path) -> None:
     write(job, 3, age=0)
     assert [i.step for i in watch(job).scan(attempt=1, writer_ended=True, ended_well=True)] == [3]
-
-
-@pytest.mark.parametrize("name", ["a.pt", "state.json", "w.safetensors"])
-def test_a_torn_file_of_a_known_format_never_counts(job: Path, name: str) -> None:
-    folder = write(job, 1, names=(name,))
-    whole = (folder / name).read_bytes()
-    (folder / name).write_bytes(whole[: len(whole) - 3])
-    touch(folder, 100)
-    assert registered(watch(job)) == []
-
-
-def test_one_that_lacks_files_of_the_one_before_may_still_grow(job: Path) -> None:
-    write(job, 1, names=("a.pt", "opt-1.pt", "state.json"))
-    files = watch(job)
-    assert registered(files) == [1]
-    write(job, 2, age=5, names=("a.pt",))
-    assert registered(files) == []
-    write(job, 2, age=5, names=("a.pt", "opt-2.pt", "state.json"))
-    assert registered(files) == [2]
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
@@ -256,40 +212,6 @@ def test_what_was_there_before_the_job_is_not_its_own(job: Path) -> None:
     assert registered(files) == []
     assert files.newest_good(attempt=2) is None
     assert (job / "out" / "ckpt-1").exists()
-
-
-def test_a_deletion_that_was_interrupted_is_finished_and_its_rest_is_no_checkpoint(
-    job: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for step in (1, 2):
-        write(job, step, age=100 - step)
-    files = watch(job, keep=1)
-    registered(files)
-    real, calls = trees.remove, []
-
-    def die_in_the_middle(path: str) -> None:
-        calls.append(path)
-        (Path(path) / "a.pt").unlink()
-        raise OSError("killed")
-
-    monkeypatch.setattr(trees, "remove", die_in_the_middle)
-    files.retain()
-    assert (job / "out" / "ckpt-1").exists()
-    monkeypatch.setattr(trees, "remove", real)
-    touch(job / "out" / "ckpt-1", 100)
-    assert registered(watch(job, keep=1)) == []
-    watch(job, keep=1).retain()
-    assert calls
-    assert not (job / "out" / "ckpt-1").exists()
-
-
-def test_a_single_file_is_a_checkpoint_too(job: Path) -> None:
-    path = job / "out" / "ckpt-7.pt"
-    torch.save({"w": 1}, path)
-    os.utime(path, (1e9, 1e9))
-    files = watch(job)
-    assert registered(files) == [7]
-    assert files.newest_good(attempt=2) == str(path)
 
 
 def test_the_watcher_registers_retains_and_tells(job: Path) -> None:
@@ -408,20 +330,6 @@ def test_a_script_that_always_puts_a_new_file_in_place_costs_no_copies(job: Path
     assert copy.stat().st_ino != path.stat().st_ino
 
 
-def test_a_file_that_was_put_back_says_nothing_of_how_the_script_writes(job: Path) -> None:
-    path = job / "out" / "ckpt.pt"
-    for step in range(1, 6):
-        files = watch(job, pattern="out/ckpt.pt")
-        overwrite(path, step, age=20 - step)
-        files.scan(attempt=step)
-        (copy,) = (job.parent / "registry" / "copies").rglob("ckpt.pt")
-        assert copy.stat().st_ino != path.stat().st_ino
-        tear(path)
-        files.scan(attempt=step, writer_ended=True)
-        assert files.newest_good(attempt=step + 1) == str(path)
-        assert step_in(path) == step
-
-
 def test_the_old_copy_stays_until_the_next_is_whole(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = job / "out" / "ckpt.pt"
     files = watch(job, pattern="out/ckpt.pt")
@@ -482,18 +390,6 @@ def test_a_large_one_is_copied_later_and_the_older_copy_stays_until_then(
     assert files.newest_good(attempt=3) == str(job / "out" / "ckpt.pt")
     assert step_in(job / "out" / "ckpt.pt") == 2
     assert [note.code for note in files.notes] == ["checkpoint_restored"]
-
-
-def test_a_large_one_without_an_older_copy_is_copied_at_once(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = script_files.take
-
-    def take(source: str, target: Path, *, link: bool, most_bytes: int | None = None) -> None:
-        real(source, target, link=link, most_bytes=most_bytes and 100)
-
-    monkeypatch.setattr(script_files, "take", take)
-    monkeypatch.setattr(script_files, "_clone", lambda _source, _target: False)
-    assert killed_twice(job, before=()).newest_good(attempt=3) == str(job / "out" / "ckpt.pt")
-    assert step_in(job / "out" / "ckpt.pt") == 9
 
 
 def test_the_watcher_of_the_next_attempt_copies_a_large_one_and_the_older_copy_goes(

@@ -16,7 +16,6 @@ import torch
 from orchestrator.checkpoint import CheckpointRepository, CheckpointStatus
 from orchestrator.checkpoint.errors import CorruptCheckpointError
 from orchestrator.checkpoint.format import codec, tensorfile
-from orchestrator.checkpoint.format.layout import QUARANTINE_NOTE
 from orchestrator.checkpoint.repository.persister import SnapshotPersister, StoreSettings
 from orchestrator.checkpoint.snapshots.file import SnapshotDirectory, SnapshotReader
 from orchestrator.checkpoint.snapshots.writer import SnapshotWriter
@@ -229,13 +228,6 @@ def test_a_file_that_has_grown_is_not_read_into_memory(tmp_path: Path, name: str
     loads_the_one_before(tmp_path)
 
 
-def test_a_manifest_that_is_a_loop_of_links_is_damaged(tmp_path: Path) -> None:
-    newest = two(tmp_path)
-    (newest / "manifest.json").unlink()
-    (newest / "manifest.json").symlink_to("manifest.json")
-    loads_the_one_before(tmp_path)
-
-
 @pytest.mark.parametrize(
     "text", [DEEP, '{"attempt": 1e400}', '{"attempt": "2"}', '{"attempt": -5}', "[]", "\0", f'{{"attempt": {10**30}}}']
 )
@@ -245,14 +237,3 @@ def test_a_fence_that_makes_no_sense_keeps_no_attempt_out(tmp_path: Path, text: 
     saved = store(tmp_path).save({"w": torch.zeros(4)}, step=3)
     assert saved is not None
     assert saved.step == 3
-
-
-@pytest.mark.parametrize("note", [DEEP, "[]", "\0"])
-def test_a_note_of_quarantine_that_makes_no_sense_is_passed_over(tmp_path: Path, note: str) -> None:
-    newest = two(tmp_path)
-    (newest / "state.json").write_text("")
-    loads_the_one_before(tmp_path)
-    (broken,) = tmp_path.glob("*.broken*")
-    (broken / QUARANTINE_NOTE).write_text(note)
-    (info,) = [each for each in store(tmp_path).list() if each.status is CheckpointStatus.BROKEN]
-    assert "the note with the reason is missing" in info.why

@@ -71,7 +71,3 @@ def test_a_format_of_another_time_is_told_as_such():
     body = json.loads(layout.render_manifest(SAMPLE))
     with pytest.raises(CorruptCheckpointError, match="read it with the orch that wrote it"):
         layout.parse_manifest(json.dumps({**body, "version": 2}).encode())
-
-
-def test_the_size_is_that_of_all_files():
-    assert SAMPLE.total_bytes == 12

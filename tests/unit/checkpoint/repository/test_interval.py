@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.train.script.save_schedule import (
-    CHEAP_SHARE,
     LONGEST_SECONDS,
     choose_interval,
     optimal_interval,
@@ -50,25 +49,6 @@ def test_a_choice_is_within_bounds(save, step, recovery, failure):
     assert choice.seconds <= LONGEST_SECONDS
     if step > 1e-3:
         assert abs(choice.steps * step - choice.seconds) <= max(step, 1e-9)
-
-
-def test_a_choice_says_why():
-    choice = choose_interval(save_seconds=0.0002, step_seconds=0.05, recovery_seconds=0.2, failure_seconds=4 * 3600)
-    assert choice.reason == (
-        "every step (50ms): a save takes 0.2ms, a step 50ms, a recovery 200ms, failures are expected every 4h00m;"
-        " saves that take 0.5% of the time are made anyway, as the failure rate is an estimate"
-    )
-
-
-@given(st.floats(1e-4, 3), RECOVERY, FAILURE, st.floats(60, 1e6))
-def test_a_wrong_belief_costs_little(save, recovery, failure, believed):
-    """With cheap saves, the interval is close to the best one for the true failure rate, whatever rate is assumed."""
-    choice = choose_interval(
-        save_seconds=save, step_seconds=0.0, recovery_seconds=recovery, failure_seconds=max(believed, failure)
-    )
-    best = optimal_interval(save_seconds=save, recovery_seconds=recovery, failure_seconds=failure)
-    lost = productive_share(best, save, recovery, failure) - productive_share(choice.seconds, save, recovery, failure)
-    assert lost <= CHEAP_SHARE + save / CHEAP_SHARE / 2 / failure
 
 
 def test_a_job_that_seems_never_to_fail_still_saves_as_often_as_costs_next_to_nothing():

@@ -4,7 +4,6 @@ import errno
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 
@@ -152,15 +151,6 @@ def test_a_slow_storage_stretches_the_distance(write, persist, root):
     assert not one.poll()
 
 
-def test_retention_is_the_stores(write, persist, root):
-    one = persist(keep=2)
-    for step in range(1, 6):
-        write(step)
-        one.poll()
-        one.poll()
-    assert stored(root) == [5, 4]
-
-
 def test_a_snapshot_that_is_overtaken_while_it_is_written_is_not_used(write, persist, root):
     class Overtaking(LocalStorage):
         def write(self, path, chunks, *, durable=True):
@@ -222,14 +212,6 @@ def test_a_failing_storage_is_told_and_tried_again(write, persist, root, error):
     assert one.gauge.free_bytes
 
 
-def test_after_a_failure_it_waits(write, persist, root):
-    one = persist(storage=FaultyStorage(root, fail_at=2, error=errno.EIO), pace={"retry_seconds": 3600.0})
-    write(1)
-    assert not one.poll()
-    assert not one.poll()
-    assert one.status.failures == 1
-
-
 def test_snapshots_of_a_superseded_attempt_are_dropped(write, persist, root):
     write(5)
     CheckpointRepository(root, attempt=2).load_latest()
@@ -239,24 +221,6 @@ def test_snapshots_of_a_superseded_attempt_are_dropped(write, persist, root):
     write(6, attempt=2)
     until(one.poll)
     assert stored(root) == [6]
-
-
-def test_a_new_attempt_continues_with_the_same_persister(write, persist, root):
-    one = persist()
-    write(5)
-    one.poll()
-    write(6, attempt=2)
-    until(one.poll)
-    assert [(info.attempt, info.step) for info in CheckpointRepository(root, attempt=3).list()] == [(2, 6), (1, 5)]
-
-
-def test_a_restarted_persister_does_not_mind_what_is_stored_already(write, persist, root):
-    write(5)
-    assert persist().poll()
-    again = persist()
-    again.poll()
-    assert again.flush(300)
-    assert stored(root) == [5]
 
 
 # Ranks with parts of their own
@@ -286,13 +250,6 @@ def test_a_gangs_last_checkpoint_is_stored_although_no_further_one_comes(write, 
     for one in ranks:
         one.poll()
     assert stored(root) == [10]
-
-
-def test_until_every_rank_has_it_nothing_is_begun(write, persist, root):
-    one = persist()
-    write(10, rank=0, world_size=2, gang=True)
-    assert not one.poll()
-    assert not root.exists() or stored(root) == []
 
 
 def test_ranks_that_hold_different_steps_begin_anew(write, persist, root):
@@ -355,13 +312,6 @@ def test_flush_gives_up_in_time_and_has_nothing_to_do_without_snapshots(write, p
     assert nowhere.status.failures > 0
 
 
-def test_flush_is_rank_0s_business_when_only_rank_0_has_snapshots(write, persist, root):
-    write(10, world_size=2)
-    assert persist(1).flush(0.0)
-    assert persist(0).flush(300)
-    assert stored(root) == [10]
-
-
 # Real processes and the background thread
 
 TRAINER = """
@@ -422,28 +372,6 @@ def test_real_ranks_persist_in_the_background_and_a_kill_costs_nothing_that_was_
             parts = [whole.rank_states(rank) for rank in (0, 1)]
             assert [(part["rank"], part["step"]) for part in parts] == [(0, info.step), (1, info.step)]
     assert len(stored(root)) >= 4
-
-
-def test_the_background_thread_ends_with_close(write, persist, root):
-    one = persist()
-    one.start()
-    write(3)
-    until(lambda: root.exists() and stored(root) == [3])
-    one.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("persister-")]
-
-
-def test_the_persister_needs_neither_torch_nor_numpy(folder, root, write):
-    write(4)
-    code = f"""
-import sys
-from orchestrator.checkpoint.repository.persister import SnapshotPersister, StoreSettings
-one = SnapshotPersister({str(folder)!r}, rank=0, settings=StoreSettings(root={str(root)!r}))
-assert one.flush(300)
-assert not {{"torch", "numpy", "ray"}} & set(sys.modules), "too much was imported"
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_SECONDS)
-    assert stored(root) == [4]
 
 
 def wanted_writer(folder, **options):
@@ -519,14 +447,6 @@ def test_training_goes_on_while_storage_fails_and_tells_what_was_left_out(persis
     assert one.flush(300)
     writer.close()
     assert stored(root) == [7, 6, 5]
-
-
-def test_without_a_persister_no_save_waits(folder):
-    writer = wanted_writer(folder)
-    for step in range(1, 8):
-        writer.save({"state": state(step)}, step=step, gang=False, wanted=True)
-    writer.close()
-    assert writer.slots.left_out == []
 
 
 def test_the_best_scores_reach_storage_though_newer_saves_follow_at_once(persist, folder, root):

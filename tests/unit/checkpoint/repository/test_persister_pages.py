@@ -4,35 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from orchestrator.checkpoint.repository.persister import PersisterPages
 from orchestrator.checkpoint.snapshots.file import SnapshotDirectory
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from orchestrator.checkpoint.snapshots.file import StoreState
-
-
-class FullOnce(SnapshotDirectory):
-    """A directory in which the first attempt to make a rank's page fails."""
-
-    failures = 1
-
-    def store_state(self, rank: int) -> StoreState:
-        if self.failures:
-            self.failures -= 1
-            raise OSError(28, "No space left on device")
-        return super().store_state(rank)
-
-
-def test_pages_that_could_not_all_be_opened_are_opened_again(tmp_path: Path) -> None:
-    pages = PersisterPages(FullOnce(tmp_path), 0)
-    with pytest.raises(OSError, match="No space left"):
-        pages.open()
-    pages.open()
-    assert SnapshotDirectory(tmp_path).store_state(0).serves
 
 
 def test_a_rank_is_served_until_the_pages_are_closed(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.checkpoint.repository.persister import ROOM_SECONDS, StorageGauge
+from orchestrator.checkpoint.repository.persister import StorageGauge
 
 
 class Disk:
@@ -34,15 +34,3 @@ def test_a_write_is_measured_while_it_goes_on_and_the_room_after_it() -> None:
     with pytest.raises(ZeroDivisionError), gauge.writing(storage):
         raise ZeroDivisionError
     assert (gauge.busy_seconds, gauge.free_bytes) == (0.0, 5)
-
-
-def test_the_room_is_asked_for_now_and_then_and_forgotten_where_it_is_not_told() -> None:
-    now = [0.0]
-    gauge, disk = StorageGauge(clock=lambda: now[0]), Disk(9, OSError("gone"), None)
-    storage: Any = disk
-    gauge.look(storage)
-    gauge.look(storage)
-    assert (gauge.free_bytes, len(disk.answers)) == (9, 2)
-    now[0] += ROOM_SECONDS
-    gauge.look(storage)
-    assert (gauge.free_bytes, gauge.busy_seconds, len(disk.answers)) == (None, 0.0, 1)

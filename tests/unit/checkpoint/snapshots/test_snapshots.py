@@ -98,25 +98,11 @@ def test_states_may_change_their_size_and_structure(folder, write):
         assert repr(loaded.state) == repr(value)
 
 
-def test_large_states_are_loaded_from_large_pages_unharmed(folder, write):
-    big = torch.arange(2_000_000, dtype=torch.float32)
-    write().save({"state": {"big": big}}, step=1, gang=False)
-    assert torch.equal(SnapshotReader(folder, job_id="j").load(Version(attempt=1, step=1), 0, 1).state["big"], big)
-
-
 def test_a_step_that_is_there_is_not_taken_again(folder, write):
     writer = write()
     writer.save({"state": state(5)}, step=5, gang=False)
     assert writer.save({"state": state(6)}, step=5, gang=False) == 0
     check(SnapshotReader(folder, job_id="j").load(Version(attempt=1, step=5), 0, 1), 5)
-
-
-def test_snapshots_of_another_job_are_none(folder, write):
-    write().save({"state": 1}, step=1, gang=False)
-    reader = SnapshotReader(folder, job_id="other")
-    assert reader.newest() is None
-    with pytest.raises(CorruptCheckpointError, match="not in rank 0's memory any more"):
-        reader.load(Version(attempt=1, step=1), 0, 1)
 
 
 def test_an_unfinished_snapshot_does_not_count_and_the_one_before_does(folder, write):
@@ -213,25 +199,6 @@ def test_held_is_the_first_from_the_word_on_of_the_same_attempt(steps, word, exp
     assert held([0, identity(Version(attempt=1, step=1))], 0) == 0
 
 
-def test_identities_order_as_versions_do_and_have_their_limits():
-    versions = [Version(attempt=attempt, step=step) for attempt in (0, 1, 2) for step in (0, 1, 2**40 - 1)]
-    words = [identity(version) for version in versions]
-    assert words == sorted(words)
-    assert 0 not in words
-    assert [version_of(word) for word in words] == versions
-    for version in (Version(attempt=1, step=2**40), Version(attempt=2**23 + 1, step=1)):
-        with pytest.raises(SnapshotUnavailableError, match="too large"):
-            identity(version)
-
-
-def test_the_hold_word_is_shared(tmp_path):
-    first, second = SnapshotDirectory(tmp_path / "a").hold(), SnapshotDirectory(tmp_path / "a").hold()
-    first.set(2**63 + 5)
-    assert second.get() == 2**63 + 5
-    first.close()
-    second.close()
-
-
 # Failures of shared memory
 
 
@@ -279,17 +246,6 @@ def test_memory_that_is_left_is_the_machines_or_the_control_groups(tmp_path):
     (group / "memory.max").write_text("max\n")
     assert available_memory_bytes(tmp_path / "meminfo", tmp_path / "groups") == 1_024_000
     assert available_memory_bytes(tmp_path / "none", tmp_path / "groups") is None
-
-
-def test_too_long_a_description_is_refused(write):
-    with pytest.raises(SnapshotUnavailableError, match="pass fewer metrics"):
-        write().save({"state": 1}, step=1, gang=False, metrics={f"metric{n}": 0.1 for n in range(2000)})
-
-
-def test_a_place_that_cannot_be_written_to_is_told(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(SnapshotUnavailableError, match="cannot be used for snapshots"):
-        SnapshotWriter(tmp_path / "file" / "x", rank=0, world_size=1, attempt=1)
 
 
 WRITER = """

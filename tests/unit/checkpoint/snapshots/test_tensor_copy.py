@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from orchestrator.checkpoint.snapshots.file import SnapshotReader
-from orchestrator.checkpoint.snapshots.writer import MOST_THREADS, SnapshotWriter, TensorCopy, copy_threads
+from orchestrator.checkpoint.snapshots.writer import SnapshotWriter, TensorCopy
 
 WORTH_BYTES = 4 << 20
 """Least size for several threads, below the production value, so that tests need not copy much."""
@@ -51,18 +50,6 @@ def test_several_threads_copy_what_one_does(pool: ThreadPoolExecutor) -> None:
     assert not any(target.requires_grad for target in targets)
 
 
-def test_little_is_copied_by_the_caller_alone() -> None:
-    class Nobody(ThreadPoolExecutor):
-        def submit(self, *_: object, **__: object) -> None:
-            raise AssertionError("not worth a thread")
-
-    with Nobody(1) as pool:
-        target, source = torch.zeros(1000), torch.randn(1000)
-        TensorCopy([target], threads=2, pool=pool, worth_bytes=WORTH_BYTES).copy([source])
-        assert torch.equal(target, source)
-        TensorCopy([], threads=2, pool=pool, worth_bytes=WORTH_BYTES).copy([])
-
-
 def test_what_one_thread_cannot_copy_is_the_callers_error(pool: ThreadPoolExecutor) -> None:
     targets = [torch.zeros(600, 1000), torch.zeros(600, 1000), torch.zeros(600, 1000)]
     sources = [torch.ones(600, 1000), torch.ones(600, 1000), torch.ones(600, 999)]
@@ -70,15 +57,6 @@ def test_what_one_thread_cannot_copy_is_the_callers_error(pool: ThreadPoolExecut
         TensorCopy(targets, threads=3, pool=pool, worth_bytes=WORTH_BYTES).copy(sources)
     assert torch.equal(targets[0], sources[0]), "the others are done when the error comes"
     assert torch.equal(targets[1], sources[1])
-
-
-def test_threads_that_take_no_more_work_leave_it_to_the_caller() -> None:
-    pool = ThreadPoolExecutor(2)
-    targets, sources = [torch.zeros(3000, 1000) for _ in range(3)], [torch.randn(3000, 1000) for _ in range(3)]
-    copy = TensorCopy(targets, threads=3, pool=pool, worth_bytes=WORTH_BYTES)
-    pool.shutdown()  # as the interpreter does at its end, before the last copies are made
-    copy.copy(sources)
-    assert all(torch.equal(target, source) for target, source in zip(targets, sources, strict=True))
 
 
 def test_a_snapshot_by_several_threads_is_read_back(tmp_path) -> None:
@@ -96,8 +74,3 @@ def test_a_snapshot_by_several_threads_is_read_back(tmp_path) -> None:
             assert torch.equal(loaded.state["b"], state["b"])
     finally:
         writer.close()
-
-
-def test_ranks_share_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
-    assert [copy_threads(ranks) for ranks in (0, 1, 4, 8, 16, 64)] == [MOST_THREADS, MOST_THREADS, 4, 2, 1, 1]

@@ -57,11 +57,6 @@ def test_the_newest_and_the_best_always_stay_and_only_complete_ones_go(infos, re
         assert all(item in kept for item in best_infos(complete, retention))
 
 
-def test_of_equal_scores_the_newest_is_the_best():
-    infos = [info(1, loss=0.5), info(2, loss=0.5), info(3, loss=0.7)]
-    assert best_by_score(infos, Retention(score_attribute="loss", score_order="min")).step == 2
-
-
 def test_only_the_newest_broken_ones_are_kept():
     broken = [info(step, status=CheckpointStatus.BROKEN) for step in (3, 1, 2)]
     assert [item.step for item in removable_broken(broken)] == [1]

@@ -79,13 +79,6 @@ def test_what_was_saved_is_loaded(url):
     loaded.state["weight"] += 1
 
 
-def test_nothing_but_the_checkpoint_is_left(url):
-    store = CheckpointRepository(url, attempt=1)
-    store.save(state(1), step=1)
-    assert store.storage.names() == ["fence.json", "step-000000000001-a1"]
-    assert store.storage.names("step-000000000001-a1") == ["manifest.json", "state.json", "state.safetensors"]
-
-
 def test_damage_is_noticed_and_set_aside(url):
     store = CheckpointRepository(url, attempt=1)
     for step in (1, 2):

@@ -10,7 +10,6 @@ import sys
 import pytest
 
 from orchestrator.checkpoint import CheckpointRepository, CheckpointStatus, ResumeMismatchError
-from orchestrator.checkpoint.storage.storage import LocalStorage
 from tests.support.stack import PATIENCE_SECONDS
 
 
@@ -96,22 +95,6 @@ def test_that_there_is_nothing_to_load_is_agreed_upon_too(tmp_path):
     assert second.load_latest() is None
 
 
-def test_two_that_decide_at_once_agree(tmp_path):
-    """Another rank records its decision just before this rank's note is created."""
-    for store in stores(tmp_path, 2):
-        store.save({"n": 1}, step=1, rank_state=store.rank)
-
-    class Slow(LocalStorage):
-        def create(self, path, content):
-            for store in stores(tmp_path, 2):
-                store.save({"n": 2}, step=2, rank_state=store.rank)
-            assert stores(tmp_path, 2)[0].load_latest().step == 2
-            return super().create(path, content)
-
-    late = CheckpointRepository(Slow(tmp_path), attempt=1, rank=1, world_size=2, token="run1")
-    assert late.load_latest().step == 2
-
-
 def test_a_rank_that_cannot_read_what_was_agreed_stops_and_the_next_attempt_falls_back(tmp_path):
     for step in (1, 2):
         for store in stores(tmp_path, 2):
@@ -122,13 +105,6 @@ def test_a_rank_that_cannot_read_what_was_agreed_stops_and_the_next_attempt_fall
     with pytest.raises(ResumeMismatchError, match="rank 1 cannot load step-000000000002-a1"):
         second.load_latest()
     assert {store.load_latest().step for store in stores(tmp_path, 2, attempt=3)} == {1}
-
-
-def test_without_a_token_each_rank_decides_alone(tmp_path):
-    CheckpointRepository(tmp_path, attempt=1).save({"n": 1}, step=1)
-    for rank in (0, 1):
-        assert CheckpointRepository(tmp_path, attempt=2, rank=rank, world_size=2).load_latest().step == 1
-    assert not [name for name in os.listdir(tmp_path) if name.startswith(".resume")]
 
 
 GANG_MEMBER = """

@@ -47,19 +47,6 @@ def test_create_succeeds_once(storage):
     assert not [name for name in storage.names() if name.startswith(DRAFT_PREFIX)]
 
 
-def test_replace_replaces(storage):
-    storage.replace("fence", b"1")
-    storage.replace("fence", b"2")
-    assert (storage.names(), storage.read("fence")) == (["fence"], b"2")
-
-
-def test_names_of_what_does_not_exist_are_none(storage):
-    assert storage.names() == []
-    storage.write("file", [b""])
-    assert storage.names("file") == []
-    assert storage.names() == ["file"]
-
-
 def test_rename_never_replaces_a_directory_with_content(storage):
     storage.write("a/x", [b"1"])
     storage.write("b/y", [b"2"])
@@ -99,8 +86,3 @@ def test_a_file_system_without_locks_is_told(storage, monkeypatch):
     monkeypatch.setattr("fcntl.flock", refuse)
     with storage.lock() as held:
         assert not held
-
-
-def test_locations_are_for_people(storage):
-    assert storage.location("a/b") == f"{storage.root}/a/b"
-    assert storage.location() == str(storage.root)

@@ -39,12 +39,6 @@ def test_a_job_with_gpus_sees_them_and_a_full_interpreter_is_taken(tmp_path: Pat
     assert "CUDA_VISIBLE_DEVICES" not in script.environ
 
 
-def test_without_python_on_the_path_orch_s_own_is_taken(tmp_path: Path) -> None:
-    assert (
-        script_of(parse_job(JOB.format("python t.py", 0)), tmp_path / "job.yaml", {"PATH": ""}).python == sys.executable
-    )
-
-
 @pytest.mark.parametrize(
     ("entrypoint", "more", "message"),
     [
@@ -84,6 +78,7 @@ def test_advice_becomes_a_part_of_the_job(tmp_path: Path, capsys: pytest.Capture
     assert spec.resources.auto.bounds == (1, 1)
 
 
+@pytest.mark.rare
 def test_a_job_whose_number_of_ranks_is_to_be_advised_can_be_asked_about(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,12 +102,6 @@ def test_what_cannot_be_advised_on_is_refused(tmp_path: Path, files: list[str], 
     paths = [name if name == "-" else str(tmp_path / name) for name in files]
     with pytest.raises(BadRequestError, match=message):
         advice_overrides(Session(), paths, ())
-
-
-def test_a_fixed_number_takes_no_advice(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text("version: 1\nname: one\nentrypoint: python t.py\nresources: {num_workers: 2}\n")
-    with pytest.raises(BadRequestError, match="--advise chooses the number of ranks, and the job says it itself"):
-        advice_overrides(Session(), [str(tmp_path / "job.yaml")], ())
 
 
 def test_a_job_with_gpus_is_not_advised_on_by_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

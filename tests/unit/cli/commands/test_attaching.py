@@ -153,8 +153,3 @@ def test_options_that_do_not_go_together(orch: Orch, served: ServedFake, options
     done = orch("run", *options, "--", "bash")
     assert (done.code, said in done.err) == (2, True), done.err
     assert served.do(lambda service: service.requests) == []
-
-
-def test_a_plan_starts_nothing(orch: Orch, served: ServedFake) -> None:
-    assert orch("run", "-i", "--dry-run", "--", "bash").code == 0
-    assert sessions_of(served) == []

@@ -149,10 +149,3 @@ def test_only_the_newest_are_kept(orch: Orch, home: Path, tmp_path: Path) -> Non
 )
 def test_lines_that_make_no_sense(orch: Orch, home: Path, line: tuple[str, ...], code: int) -> None:
     assert orch(*line).code == code
-
-
-def test_a_home_without_a_record_has_no_backup(orch: Orch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ORCH_HOME", str(tmp_path / "empty"))
-    done = orch("backup", str(tmp_path / "copy.sqlite3"))
-    assert done.code == 3
-    assert "ORCH_HOME" in done.err

@@ -77,9 +77,3 @@ def test_bad_input_is_exit_code_2(orch: Orch, home: Path, options: list[str], sa
     done = orch("compare", *files, "--output-dir", str(home / "out"), *options)
     assert done.code == 2
     assert said in done.err
-
-
-def test_one_run_cannot_be_compared(orch: Orch, home: Path) -> None:
-    done = orch("compare", recordings(home)[0])
-    assert done.code == 2
-    assert "compare 2 to 8" in done.err

@@ -110,16 +110,6 @@ def test_a_matrix_is_estimated_as_a_whole(orch: Orch, served: ServedFake) -> Non
     assert orch("estimate", view.id).out.startswith("no job is left to run")
 
 
-def test_a_matrix_whose_jobs_begin_with_its_name_is_meant_by_it(orch: Orch, served: ServedFake) -> None:
-    """`name: sweep-${matrix.lr}` creates such jobs; a part of the name that fits several jobs is refused."""
-    train(served, name="sweep-0-1")
-    train(served, name="sweep-0-2")
-    served.do(put(replace(grid(0), id="sweep-abc234", name="sweep", jobs=())))
-    assert orch("estimate", "sweep").out.startswith("no job is left to run")
-    assert orch("status", "sweep").code == 0
-    assert "fits 2 jobs" in orch("estimate", "swee").err
-
-
 def test_an_unknown_name_is_an_error(orch: Orch, served: ServedFake) -> None:
     done = orch("estimate", "nothing")
     assert done.code == 3

@@ -159,14 +159,6 @@ def test_a_link_in_place_of_the_job_s_directory_is_not_followed(
     assert f"remove {left}" in orch("get", job.id).err
 
 
-def test_a_file_whose_name_is_not_utf_8_is_counted(orch: Callable[..., Outcome], left: Path, job: JobView) -> None:
-    (left / "outputs" / os.fsdecode(b"\xff")).write_text("x")
-    done = orch("get", job.id, "--list")
-    assert done.code == 0
-    assert "1 file with a name that is not UTF-8 cannot be downloaded" in done.err
-    assert orch("get", job.id, "--list", "--json").json["unnamed"] == 1
-
-
 def test_checkpoints_behind_a_url_are_told(tmp_path: Path, served: ServedFake, client: Client, job: JobView) -> None:
     pool = Pool("outputs", 1)
     files = left_files(job.id, tmp_path / "none", "s3://bucket/x", Path, pool)

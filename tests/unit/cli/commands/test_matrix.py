@@ -90,41 +90,6 @@ def test_wait_and_dry_runs_take_the_jobs_of_a_matrix(orch: Orch, served: ServedF
     assert (done.code, [job["state"] for job in done.json]) == (1, ["SUCCEEDED", "FAILED"])
 
 
-def named_by_values(served: ServedFake) -> list[str]:
-    """Add jobs that are named by ``${matrix.lr}``, and a matrix named by their common prefix; return the jobs' ids."""
-
-    def add(service: FakeService) -> list[str]:
-        names = ("digits-0-1", "digits-0-01")
-        jobs = [
-            service.add(name, matrix=cell(n, lr)) for n, (name, lr) in enumerate(zip(names, (0.1, 0.01), strict=True))
-        ]
-        return [job.id for job in jobs]
-
-    ids: list[str] = served.do(add)
-    view = grid(0)
-    served.do(put(replace(view, jobs=tuple(replace(row, job_id=i) for row, i in zip(view.jobs, ids, strict=True)))))
-    return ids
-
-
-@pytest.mark.parametrize(("ends", "code"), [(("SUCCEEDED", "SUCCEEDED"), 0), (("FAILED", "SUCCEEDED"), 1)])
-def test_the_name_of_a_matrix_means_it_also_where_its_jobs_names_begin_with_it(
-    orch: Orch, served: ServedFake, ends: tuple[str, str], code: int
-) -> None:
-    ids = named_by_values(served)
-    served.do(lambda service: [service.set(i, state=end) for i, end in zip(ids, ends, strict=True)])
-    done = orch("wait", "digits", "--json")
-    assert (done.code, [job["state"] for job in done.json]) == (code, list(ends)), done.err
-    assert orch("status", "digits").out.startswith("digits-w2pqsy ")
-
-
-def test_what_fits_several_jobs_and_no_matrix_says_what_to_type(orch: Orch, served: ServedFake) -> None:
-    ids = named_by_values(served)
-    done = orch("wait", "digits-0")
-    assert (done.code, done.out) == (2, "")
-    assert all(i in done.err for i in ids)
-    assert "next: give more letters of the id, or a whole name" in done.err
-
-
 def test_results_are_by_configuration_over_all_runs(orch: Orch, served: ServedFake, tmp_path: Path) -> None:
     jobs = two_jobs(served, state="SUCCEEDED")
     served.do(put(grid(0, score_attribute="loss", score_order="min")))

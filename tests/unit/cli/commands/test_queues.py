@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestrator.api.queue_views import QueueShares, QueueView, UserShareView
-from orchestrator.cli.commands.queues import in_order
+from orchestrator.api.queue_views import QueueView, UserShareView
 
 if TYPE_CHECKING:
     from orchestrator.api.server.testing import FakeService, ServedFake
@@ -52,9 +51,3 @@ def test_what_cannot_be_meant_is_refused(orch: Orch, served: ServedFake) -> None
     assert "nothing to change was given" in done.err
     assert "--maximum 'many' is not a whole number of GPUs" in orch("queue", "set", "research", "--maximum", "many").err
     assert orch("queue", "set", "Not-a-name", "--weight", "2").code == 2
-
-
-def test_jobs_that_the_scheduler_does_not_look_at_come_last(served: ServedFake) -> None:
-    first = served.do(lambda service: service.add("first", priority=1))
-    last = served.do(lambda service: service.add("last", priority=99))
-    assert in_order(QueueShares(order=(first.id,)), [last, first]) == [first, last]

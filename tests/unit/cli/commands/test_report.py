@@ -36,12 +36,6 @@ def test_a_report_as_json_where_it_was_asked_to_be(orch: Orch, home: Path) -> No
     assert done.json["missing"]
 
 
-def test_runs_of_one_name_are_told_apart(orch: Orch, home: Path) -> None:
-    jobs = [str(write_job(home / place / "run", gpus=0, seconds=5)) for place in ("a", "b")]
-    done = orch("report", *jobs, "--output-dir", str(home / "out"), "--json")
-    assert [one["name"] for one in done.json["runs"]] == ["run (1)", "run (2)"]
-
-
 @pytest.mark.parametrize(
     ("ref", "code", "said"),
     [

@@ -130,22 +130,11 @@ def test_the_exit_code_tells_of_a_partial_failure(orch: Orch, jobs: dict[str, Jo
     assert orch("cancel", "nothing", jobs["waits"].id, "--json").json[0]["job_id"] == jobs["waits"].id
 
 
-def test_a_dry_run_of_wait_reads_well(orch: Orch, jobs: dict[str, JobView]) -> None:
-    assert orch("wait", "--user", "me", "--dry-run").err.endswith("would wait for 3 jobs\n")
-
-
 def test_no_job_fits(orch: Orch, jobs: dict[str, JobView]) -> None:
     done = orch("cancel", "--label", "team=nobody")
     assert (done.code, done.out) == (0, "")
     assert "no job matches" in done.err
     assert orch("cancel", "--label", "team=nobody", "--json").json == []
-
-
-def test_a_dry_run_of_named_jobs(orch: Orch, jobs: dict[str, JobView]) -> None:
-    shown = orch("cancel", "other", jobs["runs"].id, "--dry-run")
-    assert jobs["paused"].id in shown.out
-    assert f"other is {jobs['paused'].id}" in shown.err
-    assert orch("cancel", "nothing", "--dry-run").code == 3
 
 
 @pytest.mark.parametrize(

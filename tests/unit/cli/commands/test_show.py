@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
-from orchestrator.api.spec_views import FileChange, SpecDiff
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -40,19 +36,3 @@ def test_diff(orch: Orch, served: ServedFake) -> None:
 def test_rerun_changes_values(orch: Orch, served: ServedFake) -> None:
     job = served.do(lambda service: service.add())
     assert orch("rerun", job.id, "--set", "priority=60").code == 0
-
-
-@pytest.mark.parametrize(
-    ("count", "beyond", "last"), [(20, 0, "~ f19"), (21, 0, "and 1 more file;"), (200, 7, "and 187 more files;")]
-)
-def test_a_long_list_of_changed_files_is_cut(
-    orch: Orch, served: ServedFake, monkeypatch: pytest.MonkeyPatch, count: int, beyond: int, last: str
-) -> None:
-    job = served.do(lambda service: service.add())
-    files = tuple(FileChange(path=f"f{number}", change="changed") for number in range(count))
-    answer = SpecDiff(before=job.id, after=job.id, files=files, more_files=beyond)
-    monkeypatch.setattr("orchestrator.api.client.Client.diff", lambda *_: answer)
-    lines = orch("diff", job.id, job.id).out.splitlines()
-    assert lines[:20] == [f"~ f{number}" for number in range(20)]
-    assert lines[-1].startswith(last)
-    assert len(lines) == (20 if count == 20 else 21)

@@ -14,7 +14,7 @@ from orchestrator.core.simulation import TraceJob
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.unit.cli.conftest import Outcome, ServedFake
+    from tests.unit.cli.conftest import Outcome
 
     Orch = Callable[..., Outcome]
 
@@ -43,12 +43,6 @@ def test_a_picture(orch: Orch, home: Path) -> None:
     assert orch("simulate", str(home / "t.csv"), "--plot", str(home / "p.png")).code == 0
     assert (home / "p.png").stat().st_size
     assert orch("simulate", str(home / "t.csv"), "--plot", str(home / "no" / "p.png")).code == 2
-
-
-def test_a_history_without_jobs_on_gpus(orch: Orch, served: ServedFake) -> None:
-    done = orch("simulate", "--history", "1s")
-    assert done.code == 2
-    assert "no job with GPUs has ended since 1s" in done.err
 
 
 def test_the_jobs_of_a_daemon_as_a_trace() -> None:

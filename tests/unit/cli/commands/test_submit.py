@@ -10,15 +10,11 @@ import types
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from orchestrator.api.errors import RefusedError, invalid_spec
 from orchestrator.api.launch import ServeOptions, UpReply
 from orchestrator.api.server.testing import serve_fake
 from orchestrator.api.views import PlanReply
-from orchestrator.cli.commands.submit import job_yaml
-from orchestrator.spec.entrypoint import parse_entrypoint
 from orchestrator.spec.importing.command import name_for
 from orchestrator.spec.job import parse_job
 from orchestrator.spec.problems import SpecError
@@ -140,12 +136,6 @@ def test_all_files_are_read_before_the_first_is_sent(orch: Orch, served: ServedF
     assert served.do(lambda service: service.requests) == []
 
 
-def test_notes_of_the_daemon_are_told(orch: Orch, served: ServedFake, home: Path) -> None:
-    (home / "n.yaml").write_text(JOB + "notes: [the snapshot is large]\n")
-    assert orch("submit", str(home / "n.yaml")).err == "note: the snapshot is large\n"
-    assert orch("submit", str(home / "n.yaml"), "-q").err == ""
-
-
 def test_a_missing_secret_is_asked_for(
     orch: Orch, served: ServedFake, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,16 +211,6 @@ def test_submit_starts_a_daemon_and_says_so(orch: Orch, up: list[ServeOptions], 
     assert done.err == "no daemon is running; starting one (`orch down` stops it)\n"
     assert up == [ServeOptions()]
     assert orch("submit", str(job_file)).err == ""
-    assert len(up) == 1
-
-
-def test_quietly_too(orch: Orch, up: list[ServeOptions], job_file: Path) -> None:
-    assert orch("submit", str(job_file), "-q").err == ""
-    assert len(up) == 1
-
-
-def test_and_for_a_dry_run(orch: Orch, up: list[ServeOptions], job_file: Path) -> None:
-    assert "would start now" in orch("submit", str(job_file), "--dry-run").out
     assert len(up) == 1
 
 
@@ -324,11 +304,6 @@ def test_run_names_the_option_and_no_line_of_a_file(orch: Orch, served: ServedFa
     assert orch("run", "--time", "10m", "--", "python", "train.py").code == 0
 
 
-def test_run_without_a_command(orch: Orch) -> None:
-    assert orch("run").code == 2
-    assert orch("run", "--", "").code == 2
-
-
 @pytest.mark.parametrize(
     ("command", "name"),
     [
@@ -344,22 +319,6 @@ def test_run_without_a_command(orch: Orch) -> None:
 )
 def test_default_names(command: list[str], name: str) -> None:
     assert name_for(command) == name
-
-
-@given(st.lists(st.text(alphabet=st.characters(exclude_categories=("Cs", "Cc")), min_size=1), min_size=1, max_size=4))
-def test_any_command_makes_a_name_that_is_allowed_and_says_the_same_words(command: list[str]) -> None:
-    text = job_yaml(command, num_workers=1, gpu=None, cpu=None, name=None)
-    try:
-        spec = parse_job(text)
-    except SpecError as error:
-        refused = {problem.path for problem in error.problems}
-    else:
-        refused = set()
-    assert refused <= {"entrypoint"}, "only the command itself may be one that orch refuses"
-    if refused:
-        return
-    assert spec.entrypoint == json.loads(text)["entrypoint"]
-    parse_entrypoint(spec.entrypoint)
 
 
 def test_run_with_everything(orch: Orch, served: ServedFake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.api.errors import BadRequestError
 from orchestrator.api.transport.session_stream import End
-from orchestrator.cli.commands.sessions import Escape, LeftError, exit_code, parse_ports, terminal_of
+from orchestrator.cli.commands.sessions import Escape, LeftError, exit_code, parse_ports
 
 
 @pytest.mark.parametrize(
@@ -40,12 +40,6 @@ def test_exit_codes_are_a_shell_s() -> None:
     assert exit_code(End("exited", 3, None)) == 3
     assert exit_code(End("exited", None, 15)) == 143
     assert exit_code(End("rank_ended", None, None)) == 137
-
-
-@pytest.mark.parametrize("kind", ["", "a b", "x" * 65, "ü", "a\nb"])
-def test_a_strange_terminal_is_dumb(kind: str) -> None:
-    assert terminal_of({"TERM": kind})["kind"] == "dumb"
-    assert terminal_of({"TERM": "xterm-256color"})["kind"] == "xterm-256color"
 
 
 def test_ports() -> None:

@@ -53,10 +53,6 @@ def test_status_says_which_tracker_has_not_begun_and_why(orch: Orch, served: Ser
         assert line in out
 
 
-def test_without_a_daemon(orch: Orch) -> None:
-    assert orch("trackio", "x", "--url").code == 4
-
-
 SERVE = """
 import sys
 from orchestrator.cli.commands.runs import _serve

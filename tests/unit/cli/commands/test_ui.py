@@ -37,7 +37,3 @@ def test_a_browser_is_opened_or_the_link_is_printed(
 
     monkeypatch.setattr(webbrowser, "open", none)
     assert orch("ui").out.startswith("http://127.0.0.1:8270/signin?link=")
-
-
-def test_without_a_daemon(orch: Orch) -> None:
-    assert orch("ui", "--print").code == 4

@@ -60,9 +60,3 @@ def test_what_cannot_be_meant_is_refused(orch: Orch, served: ServedFake, line: t
     done = orch("usage", *line)
     assert done.code == 2
     assert words in done.err
-
-
-def test_nothing_used_is_said(orch: Orch, served: ServedFake) -> None:
-    nothing = UsageReport(since=0.0, until=1.0, by=("user",), rows=(), total=UsageRow(keys={}, jobs=0, gpu_hours=0.0, waiting_gpu_hours=0.0))  # fmt: skip
-    served.do(lambda service: setattr(service, "used", nothing))
-    assert orch("usage").out == "nothing was used in this time\n"

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orchestrator.api.errors import DaemonUnreachableError, RefusedError
 from orchestrator.cli.console import Console
 from orchestrator.cli.drills import campaign as module
 from orchestrator.cli.drills import campaign as text
-from orchestrator.cli.drills.campaign import Campaign, CampaignReport, Round, quantile
-from orchestrator.cli.drills.drills import CHARGED_TO, IN_A_CAMPAIGN, WHAT, DrillReport, Kind, NotRecoveredError
+from orchestrator.cli.drills.campaign import Campaign, CampaignReport, Round
+from orchestrator.cli.drills.drills import CHARGED_TO, DrillReport, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,84 +142,12 @@ def test_the_end_of_ray_leaves_jobs_of_others_their_last_restart(daemon: FakeDae
     assert "a, ray: infra restarts of of-eve used: 2 of 3" in text.left_alone(report)[0]
 
 
-def test_where_nothing_may_be_done_the_report_does_not_call_the_jobs_intact(daemon: FakeDaemon) -> None:
-    daemon.restarts = {"infra": 3}
-    report = run(daemon, [Kind.RANK])
-    assert (report.done, report.to_json()["done"]) == (0, 0)
-    assert text.outcome(report).endswith("seed 7: no fault was injected")
-    assert "infra restarts of a used: 3 of 3, and none is left" in text.left_alone(report)[0]
-
-
-def test_a_seed_gives_the_same_drills_again(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    daemon.budgets = {"infra": 20, "hang": 20}
-    run(daemon, [Kind.RANK, Kind.ACTOR, Kind.HANG])
-    again = FakeDaemon(infra=20, hang=20)
-    run(again, [Kind.RANK, Kind.ACTOR, Kind.HANG])
-    other = FakeDaemon(infra=20, hang=20)
-    run(other, [Kind.RANK, Kind.ACTOR, Kind.HANG], seed=8)
-    assert daemon.log == again.log != other.log
-    assert {rank for _, rank in daemon.log} == {0, 1}
-
-
-def test_what_a_job_refuses_is_tried_three_times(daemon: FakeDaemon) -> None:
-    daemon.outcomes[Kind.AGENT] = RefusedError("another user's process", hint="")
-    report = run(daemon, [Kind.AGENT])
-    assert [done.refused for done in report.rounds] == ["another user's process"] * 3
-    assert (report.intact, report.done) == (True, 0)
-    assert text.left_alone(report) == ["left alone: a, agent: refused 3 times in a row"]
-    (figures,) = report.figures()
-    assert (figures.done, figures.refused, figures.recovery_p50) == (0, 3, None)
-
-
-@pytest.mark.parametrize(
-    "outcome",
-    [
-        NotRecoveredError("the drill was done, but not seen: the job goes on", hint=""),
-        DrillReport(job_id="a", drill="rank", problems=["no checkpoint verifies"]),
-    ],
-)
-def test_a_campaign_ends_with_the_first_defect(daemon: FakeDaemon, outcome: Any) -> None:
-    daemon.outcomes[Kind.RANK] = outcome
-    report = run(daemon, [Kind.RANK])
-    assert len(report.rounds) == 1
-    assert not report.intact
-    assert report.all_problems()[0].startswith("rank on a: ")
-    assert "defect" in report.ended_because
-
-
-def test_a_job_that_fails_is_a_problem(daemon: FakeDaemon) -> None:
-    daemon.state = "FAILED"
-    report = run(daemon, [Kind.RANK])
-    assert report.rounds == []
-    assert report.problems == ["a is FAILED: no restarts are left"]
-
-
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt(), SystemExit(143)])
 def test_an_interruption_leaves_a_report(daemon: FakeDaemon, interruption: BaseException) -> None:
     daemon.outcomes[Kind.HANG] = interruption
     report = run(daemon, [Kind.HANG])
     assert report.interrupted
     assert "interrupted" in text.outcome(report)
-
-
-def test_a_daemon_that_answers_no_more_is_a_problem(daemon: FakeDaemon) -> None:
-    daemon.outcomes[Kind.DAEMON] = DaemonUnreachableError("cannot connect", hint="")
-    report = run(daemon, [Kind.DAEMON])
-    assert "cannot connect" in report.problems[0]
-
-
-def test_a_campaign_is_over_in_its_time(daemon: FakeDaemon) -> None:
-    report = run(daemon, [Kind.RANK], seconds=0.0)
-    assert (report.rounds, report.ended_because) == ([], "")
-    assert "its time has passed" in text.outcome(report)
-
-
-@pytest.mark.parametrize(
-    ("values", "share", "found"),
-    [([], 0.5, None), ([3.0], 0.99, 3.0), ([4.0, 1.0, 2.0, 3.0], 0.5, 2.0), ([1.0, 2.0], 0.99, 2.0)],
-)
-def test_quantiles(values: list[float], share: float, found: float | None) -> None:
-    assert quantile(values, share) == found
 
 
 def test_the_report_is_told_in_text_json_and_html(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
@@ -244,11 +170,6 @@ def test_the_report_is_told_in_text_json_and_html(daemon: FakeDaemon, capsys: py
     assert "hurt" in "".join(text.page(dataclasses.replace(report, rounds=[done])))
 
 
-def test_each_kind_says_what_it_does() -> None:
-    assert set(WHAT) == set(Kind)
-    assert not {Kind.RAY, Kind.FILL_DISK} & set(IN_A_CAMPAIGN)
-
-
 # -- the command
 
 
@@ -256,15 +177,6 @@ def test_each_kind_says_what_it_does() -> None:
 def job(served: ServedFake) -> JobView:
     found: JobView = served.do(lambda service: service.add(state="RUNNING", user="bob", num_workers=2))
     return found
-
-
-def test_a_campaign_asks_and_names_the_jobs_of_others(orch: Orch, served: ServedFake, job: JobView) -> None:
-    other = served.do(lambda service: service.add("other", state="RUNNING", user="eve"))
-    done = orch("drill", job.id, "--campaign", "30m", "--kinds", "rank,daemon")
-    assert done.code == 5
-    assert f"not confirmed (no terminal): injects rank, daemon into {job.id} (bob) for 30m00s" in done.err
-    assert f"daemon also reaches {other.id} (eve)" in done.err
-    assert "eve" not in orch("drill", job.id, "--campaign", "30m", "--kinds", "rank").err
 
 
 @pytest.mark.parametrize(
@@ -289,20 +201,3 @@ def test_a_campaign_needs_a_running_job(orch: Orch, served: ServedFake) -> None:
     ended = served.do(lambda service: service.add(state="FAILED"))
     assert f"{ended.id} is FAILED" in orch("drill", ended.id, "--campaign", "30m", "--yes").err
     assert orch("drill", "--kill", "rank").code == 2
-
-
-def test_a_page_that_cannot_be_written_is_told(
-    orch: Orch, job: JobView, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    class Refusing(FakeDrill):
-        def run(self, kind: Kind, *, much: bool) -> DrillReport:
-            raise RefusedError("not here", hint="")
-
-    monkeypatch.setattr(module, "Drill", Refusing)
-    line = ("drill", job.id, "--campaign", "30m", "--kinds", "agent", "--yes", "--seed", "3")
-    done = orch(*line, "--html", str(tmp_path / "page.html"))
-    assert done.code == 5, done.err
-    assert "0 drills" in done.out
-    assert "seed 3: no fault was injected" in done.out
-    assert "not here" in (tmp_path / "page.html").read_text()
-    assert "cannot be written" in orch(*line, "--html", str(tmp_path / "no" / "page.html")).err

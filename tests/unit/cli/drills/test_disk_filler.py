@@ -13,7 +13,6 @@ import pytest
 from orchestrator.api.errors import EXIT_REFUSED, RefusedError
 from orchestrator.api.server.testing import FakeService
 from orchestrator.api.views import CheckpointView, RankView
-from orchestrator.cli.drills import drills as ballast
 from orchestrator.cli.drills.drills import DiskFiller, file_system_kind, refuse_to_fill
 from tests.support import disks
 from tests.support.stack import wait_until
@@ -84,16 +83,6 @@ def test_where_others_write_nothing_is_filled(tmp_path: Path, small_disk: Path) 
     with pytest.raises(RefusedError, match="others may share"):
         refuse_to_fill(small_disk.__class__("/proc"), much=True, common=())
     assert file_system_kind(small_disk) == "tmpfs"
-
-
-def test_much_room_is_taken_only_when_asked_for(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RefusedError, match="until the drill is over") as caught:
-        refuse_to_fill(small_disk, much=False, much_bytes=MIB)
-    assert "--yes" in caught.value.hint
-    assert refuse_to_fill(small_disk, much=True) > MIB
-    monkeypatch.setattr(ballast, "_memory_available_bytes", lambda: 2 * MIB)
-    with pytest.raises(RefusedError, match="half of the memory"):
-        refuse_to_fill(small_disk, much=True)
 
 
 def test_drills_below_the_job_are_refused_where_they_cannot_be_done(

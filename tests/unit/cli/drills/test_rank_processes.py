@@ -42,12 +42,6 @@ def test_a_process_is_killed_and_named(process: subprocess.Popen[bytes]) -> None
     assert process.wait(PATIENCE_SECONDS) == -signal.SIGKILL
 
 
-def test_other_signals_have_their_own_words(process: subprocess.Popen[bytes]) -> None:
-    assert send_signal(lambda: process.pid, "rank 0", signal.SIGSTOP).startswith("stopped rank 0")
-    assert send_signal(lambda: process.pid, "rank 0", signal.SIGCONT).startswith("sent SIGCONT to rank 0")
-    assert process.poll() is None
-
-
 def test_a_process_that_is_another_one_once_it_is_held_gets_no_signal(process: subprocess.Popen[bytes]) -> None:
     found = iter([process.pid, process.pid + 1])
     with pytest.raises(RefusedError, match="rank 0 was restarted just now"):

@@ -84,10 +84,6 @@ def test_a_job_with_auto_says_what_was_advised_and_why(auto: Any, said: str) -> 
     assert line.split(maxsplit=1)[1] == said
 
 
-def test_a_job_with_a_number_has_no_advice() -> None:
-    assert "advice" not in "\n".join(detail_lines(console(), job(), NOW))
-
-
 def test_a_line_says_it_all() -> None:
     head, line = job_lines(console(), [job(progress=PROGRESS, restarts=1)], NOW)
     assert head.split() == ["JOB", "STATE", "PROGRESS", "RESTARTS", "GPUS", "AGE", "REASON"]
@@ -129,23 +125,12 @@ def test_a_badly_balanced_job_says_so_instead_of_that_it_runs() -> None:
     assert job_lines(console(180), [job(balance=POOR, state="DRAINING")], NOW)[1].endswith("every rank is up")
 
 
-def test_what_is_wrong_with_a_job_stands_before_anything_else() -> None:
-    _, line = job_lines(console(180), [job(balance=POOR, findings=FOUND)], NOW)
-    assert line.endswith("no step for 40 s (and 1 more)")
-    assert "no step for 40 s" in job_lines(console(60), [job(findings=FOUND)], NOW)[-1]
-
-
 def test_a_job_in_full_shows_its_balance_and_findings() -> None:
     text = "\n".join(detail_lines(console(), job(balance=POOR, findings=FOUND), NOW))
     assert "poor: utilization CV 1%, memory CV 2%, power CV 35% (min/median 0.65)" in text
     first, second = "no step for 40 s; look at it (for 1m30s)", "the GPU of rank 0 is hot; cool it"
     assert text.index(first) < text.index(second)
     assert "balance" not in "\n".join(detail_lines(console(), job(), NOW))
-
-
-def test_users_are_told_apart_only_when_there_are_several() -> None:
-    assert "USER" in job_lines(console(), [job(), job(user="bob")], NOW)[0]
-    assert "USER" not in job_lines(console(), [job(), job()], NOW)[0]
 
 
 def test_a_narrow_terminal_gets_short_lines() -> None:
@@ -156,14 +141,6 @@ def test_a_narrow_terminal_gets_short_lines() -> None:
     assert lines[1].startswith("  ██████▎░░░  63% 1m20s left · 2 GPUs")
     assert lines[2].endswith("…")
     assert all(display_width(line) <= 40 for line in lines)
-
-
-@pytest.mark.parametrize("width", [20, 30, 50, 71, 72, 90, 200])
-def test_every_width_works(width: int) -> None:
-    long = job(id="a-very-long-name-of-a-job-k3f9q2", progress=PROGRESS, restarts=3, reason="r" * 300)
-    lines = job_lines(console(width), [long, job(user="bob", state="FAILED")], NOW)
-    assert lines
-    assert all(display_width(line) <= width for line in lines)
 
 
 def test_a_reason_cannot_steer_the_terminal() -> None:
@@ -195,10 +172,6 @@ def test_gpus_held_or_asked_for() -> None:
     assert gpus_text(job(gpus=shared, resources={"resources_per_worker": {"gpu": 0.25}})) == "0.5"
     assert gpus_text(job(resources={"resources_per_worker": {"gpu": 0}})) == ""
     assert gpus_text(job(resources={})) == ""
-
-
-def test_a_degraded_job_is_marked() -> None:
-    assert "RUNNING (degraded)" in job_lines(console(), [job(degraded=True)], NOW)[1]
 
 
 def full_job(**fields: Any) -> JobView:
@@ -276,21 +249,6 @@ def test_a_failed_job_shows_the_end_of_its_log_and_what_to_do() -> None:
     assert facts(lines)["ended"].endswith("after 4m50s, exit code 137")
 
 
-def test_the_training_system_s_speed_has_a_line_of_its_own() -> None:
-    told = {"loss": 1.0, "samples_per_second": 1234.5, "tokens_per_second": 98765.0, "joules_per_sample": 0.25}
-    found = facts(detail_lines(console(), full_job(progress=ProgressView(metrics=told)), NOW))
-    assert found["speed"] == "1234 samples/s  98765 tokens/s  0.25 J/sample  MFU unknown"
-    assert found["metrics"] == "loss 1"
-    known = facts(detail_lines(console(), full_job(progress=ProgressView(metrics={**told, "mfu": 0.4321})), NOW))
-    assert known["speed"].endswith("MFU 43.2 %")
-
-
-def test_a_metric_that_counts_bytes_is_told_as_a_size() -> None:
-    told = {"memory_reserved_bytes": 1e10, "loss": 0.25, "grad": float("inf"), "steps": 12345.0}
-    found = facts(detail_lines(console(), full_job(progress=ProgressView(metrics=told)), NOW))
-    assert found["metrics"] == "memory_reserved_bytes 9.3 GiB  loss 0.25  grad inf  steps 12345"
-
-
 def test_many_metrics_and_ranks_are_counted_not_spilled() -> None:
     many = full_job(
         progress=ProgressView(metrics={f"m{i}": 1.0 for i in range(30)}),
@@ -299,12 +257,6 @@ def test_many_metrics_and_ranks_are_counted_not_spilled() -> None:
     text = "\n".join(detail_lines(console(), many, NOW))
     assert "and 18 more" in text
     assert "and 24 more; --json has them all" in text
-
-
-def test_a_fresh_job_has_few_lines() -> None:
-    lines = detail_lines(console(), job(state="PENDING", num_workers=1, resources={}), NOW)
-    assert set(facts(lines)) == {"ranks", "queue", "submitted"}
-    assert facts(lines)["ranks"] == "1 rank"
 
 
 def test_a_plan() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -11,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.cli.console import ASCII, UNICODE, Console, clean, clip, display_width, steerless, styled
-from orchestrator.cli.render.table import Cell, Column, bar, render_table
+from orchestrator.cli.console import Console, clean, clip, display_width, steerless
+from orchestrator.cli.render.table import Cell, Column, render_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,23 +61,6 @@ def test_width(columns: str, width: int) -> None:
     assert console({"COLUMNS": columns}).width == width
 
 
-def test_a_real_terminal_s_size_is_asked_for() -> None:
-    near, far = os.openpty()
-    try:
-        import fcntl
-        import struct
-        import termios
-
-        fcntl.ioctl(far, termios.TIOCSWINSZ, struct.pack("4H", 33, 77, 0, 0))
-        with os.fdopen(os.dup(far), "w") as stream:
-            found = Console({}, out=stream, err=stream)
-            assert (found.width, found.height) == (77, 33)
-            assert found.is_terminal
-    finally:
-        os.close(near)
-        os.close(far)
-
-
 def test_an_encoding_without_our_signs_gets_others() -> None:
     stream = Terminal("ascii")
     found = console({}, stream)
@@ -94,28 +76,10 @@ def test_what_utf8_cannot_hold_is_replaced() -> None:
     assert stream.text() == "a?b\n"
 
 
-def test_quiet_keeps_notes_back_but_not_complaints() -> None:
-    stream = Terminal()
-    found = Console({}, out=stream, err=stream, quiet=True)
-    found.note("by the way")
-    found.print_error("broken")
-    assert stream.text() == "broken\n"
-
-
 @given(st.text())
 def test_clean_leaves_nothing_that_steers_a_terminal(text: str) -> None:
     assert clean(text).isprintable()
     assert len(clean(text)) == len(text)
-
-
-def test_clean_keeps_words() -> None:
-    assert clean("a\tb\x1b[31mc\nd — ü") == "a b?[31mc d — ü"
-
-
-@given(st.text(), st.integers(1, 30))
-def test_clip_fits(text: str, width: int) -> None:
-    text = clean(text)
-    assert display_width(clip(text, width, "…")) <= max(width, 1)
 
 
 def test_clip_counts_wide_letters_twice() -> None:
@@ -141,14 +105,6 @@ def table(width: int) -> list[str]:
     return render_table(console({"COLUMNS": str(width)}), COLUMNS, ROWS)
 
 
-def test_a_table_with_room() -> None:
-    assert table(80) == [
-        "NAME   NOTE    COUNT  WHY",
-        "alpha  n1          7  because of a long story",
-        "b      n2    1234567  short",
-    ]
-
-
 def test_a_table_shrinks_then_drops_what_matters_least() -> None:
     assert table(38) == [
         "NAME   NOTE    COUNT  WHY",
@@ -164,18 +120,6 @@ def test_no_line_is_wider_than_the_terminal(width: int, texts: list[list[str]]) 
     found = console({"COLUMNS": str(width)})
     lines = render_table(found, COLUMNS, texts)
     assert all(display_width(line) <= width for line in lines)
-
-
-def test_no_rows_no_table() -> None:
-    assert render_table(console(), COLUMNS, []) == []
-
-
-def test_colours_do_not_count_as_width() -> None:
-    found = console({"FORCE_COLOR": "1"})
-    columns: tuple[Column[tuple[object, object]], ...] = (Column("A", itemgetter(0)), Column("B", itemgetter(1)))
-    lines = render_table(found, columns, [(Cell("x", ("red",)), "y"), ("longer", "z")])
-    assert lines[1] == "\x1b[31mx\x1b[0m       y"
-    assert lines[2] == "longer  z"
 
 
 def test_a_cell_shows_values_of_any_kind_on_one_line() -> None:
@@ -199,12 +143,6 @@ def test_text_of_others_does_not_steer_a_terminal() -> None:
     assert stream.text() == "\x1b[1;31mok\x1b[0m" + shown + shown
 
 
-def test_into_a_file_text_goes_as_it_is() -> None:
-    stream = Terminal(terminal=False)
-    console({}, stream).print(HOSTILE)
-    assert stream.text() == HOSTILE + "\n"
-
-
 def test_raw_goes_through_to_a_terminal() -> None:
     stream = Terminal()
     console({}, stream).print(HOSTILE, raw=True)
@@ -219,28 +157,3 @@ def test_whatever_is_printed_nothing_but_our_styles_is_left(text: str) -> None:
             left = left.replace(style, "")
         assert "\x1b" not in left
         assert not any(char in left for char in "\r\x07\x08\x7f\x9b\u202a\u202b\u202d\u202e\u2066\u2067\u2068\u200f")
-
-
-@given(
-    st.lists(
-        st.sampled_from(["bold", "dim", "red", "green", "yellow", "blue", "magenta", "cyan"]), min_size=1, unique=True
-    )
-)
-def test_styles_that_we_make_are_kept(names: list[str]) -> None:
-    text = styled("grüße", tuple(names))
-    assert steerless(text) == text
-    assert steerless(text, keep_styles=False) == "grüße"
-
-
-@given(st.floats(allow_nan=False, allow_infinity=False), st.integers(1, 40))
-def test_a_bar_always_has_its_width(fraction: float, width: int) -> None:
-    for glyphs in (UNICODE, ASCII):
-        assert len(bar(fraction, width, glyphs)) == width
-
-
-def test_a_bar_grows_and_is_full_only_at_the_end() -> None:
-    assert bar(0, 4, ASCII) == "----"
-    assert bar(0.5, 4, ASCII) == "##--"
-    assert bar(0.999, 4, ASCII) == "###-"
-    assert bar(1, 4, ASCII) == "####"
-    assert bar(0.55, 4, UNICODE) == "██▏░"

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.insight.traces import JobModel, Opened, diagnose
 from orchestrator.core.diagnosis.definitions import DEFINITIONS, PRECEDENCE
 from orchestrator.core.diagnosis.diagnosis import Changes, Diagnosis, worst
-from orchestrator.core.diagnosis.observation import GpuSeen, JobSeen, RankSeen, RestartsSeen, SavesSeen, StallSeen
+from orchestrator.core.diagnosis.observation import GpuSeen, JobSeen, RestartsSeen, SavesSeen, StallSeen
 from orchestrator.core.facts import findings as f
 from orchestrator.core.facts.codec import FACTS
 from orchestrator.core.facts.gpus import GpuLost, Xid
@@ -59,14 +59,6 @@ def test_an_open_finding_has_the_figures_of_the_newest_observation_and_no_event_
     assert newest.sentence().startswith("2000 restarts, the newest 9 in 8s, the last because rank 0")
     assert look(6.0, 1) == Changes(closed=(newest,)), "figures below the threshold do not show it"
     assert Diagnosis(0.0, [newest]).observe(JobSeen(), 2.0, 2.0).closed == (newest,)
-
-
-def test_of_two_metrics_with_the_same_problem_the_worse_one_is_shown() -> None:
-    diagnosis = Diagnosis(0.0)
-    for tick in range(1500):
-        ranks = (RankSeen(rank=0, steps=tick, losses={"loss": 2.0, "train_loss": 2.0 + tick % 2}),)
-        diagnosis.observe(JobSeen(ranks=ranks), 2.0 * tick, 2.0 * tick)
-    assert [one.metric for one in diagnosis.findings if isinstance(one, f.LossFlat)] == ["loss"]
 
 
 def test_every_kind_has_a_definition_with_a_hysteresis() -> None:
@@ -329,11 +321,6 @@ def test_a_slow_node_is_named_and_its_ranks_are_not() -> None:
     assert isinstance(node, f.NodeSlow)
     assert (node.node, node.rank, node.ranks) == ("n2", None, 2)
     assert node.factor == pytest.approx(1.5, rel=0.1)
-
-
-def test_a_slow_rank_of_a_node_is_no_slow_node() -> None:
-    job = JobModel(ranks=4, nodes=2)
-    assert names(diagnose(job, 180.0, events=[(FAULT_AT, slower(3, 1.5))])) == [("rank_slow", 3)]
 
 
 def test_skewed_clocks_of_two_nodes_are_two_findings() -> None:

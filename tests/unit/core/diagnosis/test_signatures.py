@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from orchestrator.core.diagnosis.signatures import SIGNATURES, missing_file
+from orchestrator.core.diagnosis.signatures import missing_file
 from orchestrator.core.events import Exit
 from orchestrator.core.facts.gpus import Xid
 from orchestrator.core.facts.memory import KernelMessage, OomCount, OomKill
@@ -290,17 +290,6 @@ def test_an_error_that_was_printed_is_recognised(
 )
 def test_what_stands_beside_a_failure_is_not_taken_for_its_cause(fields: dict[str, Any]) -> None:
     assert told(**fields).code in ("exception", "signal")
-
-
-def test_the_sentence_tells_the_evidence() -> None:
-    failure = told(signal=9, evidence=(OomCount(path="/sys/fs/cgroup/memory.events", before=3, count=4),))
-    assert failure.sentence().endswith("(cgroup: oom_kill rose from 3 to 4 in /sys/fs/cgroup/memory.events)")
-    assert "resources_per_worker.memory" in failure.advice("job")
-
-
-def test_every_signature_is_shown_here() -> None:
-    shown = {code for code, *_ in (*REAL, *PRINTED)} | {"checkpoint_broken", "resume_mismatch"}
-    assert {s.build(0, "").code for s in SIGNATURES} | {"gpu_xid"} == shown
 
 
 def test_of_several_facts_the_gravest_that_explains_the_end_is_its_cause() -> None:

@@ -116,25 +116,6 @@ def test_a_script_whose_steps_become_slower_is_estimated_by_its_last_ones() -> N
     assert left(marks) == pytest.approx(1000.0, rel=0.1)
 
 
-def test_time_passes_as_far_as_a_step_goes() -> None:
-    marks = steady(0, 100, 2.0)
-    assert left(marks, now=marks[-1].at + 1.5) == pytest.approx(1798.5)
-    assert left(marks, now=marks[-1].at + 600) == pytest.approx(1798.0), "a job that stands still does not come closer"
-    assert left(marks, step=500) == pytest.approx(1000.0), "from a checkpoint, say"
-    assert left(marks, total=50) == 0.0
-
-
-def test_a_history_stays_small_and_keeps_its_ends() -> None:
-    history = StepHistory(most=64)
-    for step in range(20_000):
-        history.add(Mark(START + step, 1 + step // 15_000, step))
-    marks = history.marks
-    assert len(marks) <= 64
-    assert (marks[0].step, marks[-1].attempt) == (0, 2)
-    assert marks[-1].step > 19_500
-    assert left(marks, 40_000) == pytest.approx(40_000 - marks[-1].step)
-
-
 def test_a_history_keeps_what_is_new() -> None:
     history = StepHistory()
     assert history.add(Mark(1.0, 2, 5))
@@ -173,7 +154,7 @@ def evaluations(dice: random.Random, steps: int) -> list[float]:
 )
 def test_intervals_hold_what_comes(times: Callable[[random.Random], list[float]], share: float, least: float) -> None:
     held = 0
-    for seed in range(200):
+    for seed in range(80):
         seconds = times(random.Random(seed))
         history, at, cut = StepHistory(), START, int(share * len(seconds))
         for step, each in enumerate(seconds[:cut], 1):
@@ -184,4 +165,4 @@ def test_intervals_hold_what_comes(times: Callable[[random.Random], list[float]]
         assert found.low is not None
         assert found.high is not None
         held += found.low <= sum(seconds[cut:]) <= found.high
-    assert held / 200 >= least
+    assert held / 80 >= least

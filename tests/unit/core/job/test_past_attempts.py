@@ -86,13 +86,3 @@ def test_what_a_record_says_of_all_attempts_is_the_same_with_and_without_a_list_
     assert job.whole.ordered_at == whole[0].started_at
     assert job.whole.first_step_at == whole[0].first_step_at
     assert recovery_seconds(whole[0], whole[1]) == 83.0
-
-
-def test_the_size_of_the_first_attempt_holds_for_ever() -> None:
-    job = pending(make_spec(workers="auto"))
-    job = after(job, started(job, nodes=("a",) * 3))
-    for number in range(2 * KEPT_ATTEMPTS):
-        job = after(job, failed(job), gone(job))
-        job = after(job, started(job, at=T0 + number, gang=job.gang, nodes=("a",) * 3))
-    assert (job.size.least, job.size.most, job.whole.most_ranks) == (3, 3, 3)
-    assert job.attempts[0].number > 1

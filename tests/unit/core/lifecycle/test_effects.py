@@ -14,7 +14,6 @@ from orchestrator.core.lifecycle.effects import (
     ReleaseGang,
     StopRanks,
     desired_effect,
-    table,
 )
 from orchestrator.core.states import JobState, StopPurpose
 from tests.support.records import replace
@@ -39,7 +38,6 @@ from tests.unit.core.builders import (
 from tests.unit.core.job.test_phases import PHASES
 
 UP = running()
-RANKS = "processes"
 
 
 def ended_well(job: Job) -> Job:
@@ -128,11 +126,3 @@ def test_no_history_leads_to_what_the_table_lacks(job: Job) -> None:
     effect = desired_effect(job)
     assert effect is None or (bool(job.file_nodes) and effect.gang == job.gang)
     assert desired_effect(replace(job, reason="another")) == effect
-
-
-def test_the_table_is_written_for_people() -> None:
-    lines = table().splitlines()
-    assert lines[0] == "| state | phase | nothing | processes | actors | lost gang | files |"
-    assert "| RUNNING | Finishing | - |  | release gang | release gang | collect files |" in lines
-    assert "| DRAINING | Draining | - | stop ranks | release gang | release gang | collect files |" in lines
-    assert len(lines) == 2 + len(PHASES)

@@ -180,11 +180,6 @@ def test_a_signal_is_told_as_a_signal_whatever_stood_in_the_log() -> None:
     assert found.failure.log_tail == ("CUDA out of memory",)
 
 
-def test_nothing_failed() -> None:
-    assert classify(job_with(), NOW) is None
-    assert classify(job_with({"exit_code": 0}), NOW) is None
-
-
 def test_the_exception_says_when_it_began_not_the_death() -> None:
     found = verdict(job_with({**BOOM, "at": T0 + 12, "error_at": T0 + 9}))
     assert found.failed_at == T0 + 9
@@ -236,13 +231,6 @@ class TestCollateral:
     def test_after_the_moment_it_is_the_verdict_and_charged_to_nobody(self) -> None:
         found = verdict(job_with({**GLOO, "at": T0 + 10}, {}), T0 + 10 + SETTLE_SECONDS)
         assert (found.failure.rank, found.failure.failure_class) == (0, INFRA)
-
-    def test_with_every_rank_gone_there_is_nothing_to_wait_for(self) -> None:
-        job = job_with({**GLOO, "at": T0 + 10.1}, {**GLOO, "at": T0 + 10.0})
-        assert verdict(job, T0 + 10.1).failure.rank == 1, "the first of them"
-
-    def test_a_root_is_the_verdict_at_once(self) -> None:
-        assert verdict(job_with({}, {"signal": 9, "at": T0 + 10}), T0 + 10).failure.rank == 1
 
     def test_of_two_roots_the_first_is_named(self) -> None:
         job = job_with({**BOOM, "at": T0 + 10.2, "error_at": T0 + 9.0}, {"signal": 9, "at": T0 + 10.0})
@@ -343,9 +331,6 @@ class TestBackoff:
         seconds = backoff_seconds(running(), without_progress)
         assert 0.9 * at_most <= seconds <= at_most
 
-    def test_there_is_none_after_progress(self) -> None:
-        assert backoff_seconds(running(), 0) == 0.0
-
     def test_the_jitter_depends_on_job_and_attempt_only(self) -> None:
         job = running()
         other = changed(job, id="digits-zzz999")
@@ -361,10 +346,6 @@ class TestBackoff:
         job = changed(running(pending(make_spec(retry=RetrySpec(backoff=backoff)))), no_progress=1)
         found = decide_retry(job, failure(), NOW)
         assert (found.retry, found.keep_gang) == (True, False)
-
-    def test_a_lost_gang_is_not_kept(self) -> None:
-        job = running()
-        assert not decide_retry(after(job, lost(job)), failure(), NOW).keep_gang
 
     @pytest.mark.parametrize("code", ["gpu_lost", "gpu_ecc", "gpu_xid", "startup_timeout"])
     def test_a_place_that_would_fail_again_is_not_kept(self, code: str) -> None:

@@ -14,7 +14,7 @@ from orchestrator.core.facts.requesters import ByUser
 from orchestrator.core.job.phases import Replacing, Restarting
 from orchestrator.core.lifecycle.failure import decide_retry
 from orchestrator.core.lifecycle.fold import STORY_LENGTH, fold
-from orchestrator.core.states import AttemptState, FailureClass, IllegalTransitionError, JobState, StopPurpose
+from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose
 from tests.unit.core import strategies
 from tests.unit.core.builders import (
     ID,
@@ -229,10 +229,6 @@ class TestRules:
         with pytest.raises(BrokenRuleError, match="no end"):
             fold(pending(), finished(pending(), JobState.SUSPENDED))
 
-    def test_a_stop_of_a_job_that_waits_is_no_transition(self) -> None:
-        with pytest.raises(IllegalTransitionError, match="PENDING -> DRAINING"):
-            fold(pending(), stop(pending(), StopPurpose.CANCEL))
-
 
 class TestLateFacts:
     """Facts of an older attempt or gang, and facts that arrive too late."""
@@ -382,11 +378,6 @@ class TestStops:
         job = after(job, released(job), finished(job, JobState.FAILED, reason="too long"))
         assert job.failure is not None
         assert (job.failure.failure_class, job.failure.sentence()) == (FailureClass.TIMEOUT, "too long")
-
-    def test_a_cancelled_job_has_no_failure(self) -> None:
-        job = running()
-        job = after(job, failed(job), gone(job), stop(job, StopPurpose.CANCEL), released(job))
-        assert fold(job, finished(job, JobState.CANCELLED)).failure is None
 
 
 class TestCheckpoints:

@@ -120,12 +120,6 @@ def test_no_elastic_job_grows_into_what_a_head_waits_for() -> None:
     assert start.nodes == ("a",)
 
 
-def test_what_is_backfilled_is_taken_once() -> None:
-    busy = runs("busy", 6)
-    short = [waits(f"short-{n}", 3 + n, 1, max_duration=HOUR) for n in range(4)]
-    assert starts(ask(busy, HEAD, *short, sharing=LONG_WAIT)) == ["short-0", "short-1"]
-
-
 def test_jobs_that_end_at_their_limit_or_are_stopping_set_the_time_of_the_reservation() -> None:
     limited = runs("limited", 6, max_duration=timedelta(hours=1, minutes=10))
     brief = waits("brief", 3, 2, max_duration=timedelta(minutes=10))

@@ -80,10 +80,6 @@ class TestTheStart:
         fixed = pending(make_spec(workers=4), sequence=2, job_id="fixed")
         assert starts(ask(elastic_job(), fixed)) == {"elastic": 4, "fixed": 4}
 
-    def test_what_a_waiting_job_claims_is_not_its_either(self) -> None:
-        waits = pending(make_spec(workers=8), sequence=2, job_id="waits")
-        assert starts(ask(elastic_job(), waits)) == {"elastic": 2}
-
     def test_two_of_them_share_by_order(self) -> None:
         second = elastic_job("second", 2, ElasticWorkers(min=1, max=8))
         assert starts(ask(elastic_job(), second)) == {"elastic": 7, "second": 1}
@@ -147,10 +143,6 @@ class TestALoss:
         assert isinstance(event, ev.JobRequeued)
         assert fold(job, event).state is JobState.PENDING
 
-    def test_without_any_node_it_waits_in_the_queue(self) -> None:
-        (event,) = ask(self.lose_node(self.spread()), known=()).events
-        assert isinstance(event, ev.JobRequeued)
-
     def test_it_keeps_its_place_but_jumps_no_queue(self) -> None:
         urgent = pending(make_spec(workers=3, priority=90), sequence=9, job_id="urgent")
         job = self.lose_node(self.spread())
@@ -196,9 +188,6 @@ class TestGrowing:
         job = on(3, workers=replace(TWO_TO_EIGHT, grow_after=timedelta(seconds=20)), saved_at=T0 + 25)
         assert ask(job, now=T0 + 25).events
 
-    def test_only_near_a_checkpoint(self) -> None:
-        assert not ask(on(3), now=LATER + FRESH_SECONDS + 1).events
-
     def test_only_when_this_attempt_has_saved_one(self) -> None:
         job = running(elastic_job(), nodes=("a",) * 3)
         assert not ask(job).events
@@ -208,13 +197,6 @@ class TestGrowing:
         waits = pending(make_spec(workers=waiting), sequence=2, job_id="waits")
         commands = ask(on(3), waits)
         assert [type(e) for e in commands.events] == ([ev.AttemptStarted] if waiting == 5 else [])
-
-    def test_nor_into_what_a_job_in_its_back_off_needs(self) -> None:
-        waits = changed(pending(make_spec(workers=5), sequence=2, job_id="waits"), not_before=LATER + 60)
-        assert not ask(on(3), waits).events
-
-    def test_a_job_that_never_fits_holds_nobody_up(self) -> None:
-        assert ask(on(3), pending(make_spec(workers=99), sequence=2, job_id="huge")).events
 
     def test_not_on_a_node_where_nothing_new_may_start(self) -> None:
         assert not ask(on(3), known=(node("a", cordoned=True), node("b"))).events

@@ -86,10 +86,6 @@ def test_no_more_stop_than_are_needed_the_longest_idle_first() -> None:
     assert stops(ask(runs("first"), runs("second"), waits(4), first=2000, second=3000)) == ["second", "first"]
 
 
-def test_it_is_asked_again_when_the_limit_comes() -> None:
-    assert ask(runs("idle"), runs("busy"), waits(), idle=1700).wake_at == NOW + 100
-
-
 def test_an_elastic_job_continues_on_its_fewest_ranks_where_that_is_enough() -> None:
     spec = make_spec(workers=ElasticWorkers(min=1, max=3))
     elastic = running(pending(spec, job_id="idle"), nodes=("a",) * 3, at=T0)

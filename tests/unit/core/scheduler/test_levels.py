@@ -5,27 +5,22 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from orchestrator.core import events as ev
 from orchestrator.core.facts.reasons import MadeRoom
 from orchestrator.core.facts.requesters import ByUser
 from orchestrator.core.ids import JobId
 from orchestrator.core.job.attempt import KEPT_ATTEMPTS
-from orchestrator.core.scheduler.durations import UNKNOWN_SECONDS, Like, RunTimeHistory, RunTimes, attained, ran_seconds
-from orchestrator.core.scheduler.live_jobs import LiveJobs
+from orchestrator.core.scheduler.durations import Like, RunTimes, attained, ran_seconds
 from orchestrator.core.scheduler.order import Rule
 from orchestrator.core.scheduler.outlook import outlook_of
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import State, waiting_order
 from orchestrator.core.scheduler.use import PastUse
 from orchestrator.core.states import JobState, StopPurpose
-from tests.support.records import replace
 from tests.unit.core.builders import (
     T0,
     after,
     failed,
-    finished,
     gone,
     make_spec,
     node,
@@ -34,7 +29,6 @@ from tests.unit.core.builders import (
     released,
     running,
     stop,
-    up,
 )
 
 if TYPE_CHECKING:
@@ -138,26 +132,3 @@ def test_service_counts_that_the_record_no_longer_lists() -> None:
         job = preempted(job, 100, at=T0 + 200.0 * (number + 1))
     assert len(job.attempts) == KEPT_ATTEMPTS
     assert ran_seconds(job, NOW) == 100 * (KEPT_ATTEMPTS + 5)
-
-
-@pytest.mark.parametrize(("seconds", "wanted"), [(0, 0), (60, 0), (61, 1), (120, 1), (121, 2), (UNKNOWN_SECONDS, 4)])
-def test_each_level_stands_for_twice_as_much(seconds: float, wanted: int) -> None:
-    assert RunTimes().level(Like("ada", "digits"), 0.0, seconds) == wanted
-
-
-def test_what_is_learned_between_decisions_changes_the_order_of_an_index_that_is_kept() -> None:
-    history = RunTimeHistory()
-    past = PastUse(run_times=history.view)
-    jobs = [waits("slow", 1, name="words"), waits("new", 2), waits("slow-too", 3, name="words")]
-    kept = LiveJobs(jobs)
-    there = State(jobs=kept, nodes=NODES, past=past)
-    assert [job.id for job in waiting_order(there, NOW)] == ["job-slow", "job-new", "job-slow-too"]
-    for number in range(3):
-        job = running(waits(f"done-{number}", 9, name="words", at=T0), at=T0 + 3)
-        job = after(job, up(job), ev.AttemptSucceeded(job_id=job.id, at=T0 + 7000, attempt=1))
-        history.ended(after(job, gone(job), released(job), finished(job, JobState.SUCCEEDED, at=T0 + 7000)))
-    wanted = ["job-new", "job-slow", "job-slow-too"]
-    assert [job.id for job in waiting_order(there, NOW)] == wanted
-    assert [job.id for job in waiting_order(replace(there, jobs=dict(kept)), NOW)] == wanted
-    del kept[jobs[0].id]
-    assert [job.id for job in waiting_order(there, NOW)] == ["job-new", "job-slow-too"]

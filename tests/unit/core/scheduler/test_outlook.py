@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 NOW = T0 + 3600
 NODES = nodes(node("a", gpus=8, cpus=64))
 HOUR = timedelta(hours=1)
-KNOWN = RunTimes({Like("ada", "digits"): (1000.0, 1000.0, 2000.0, 2000.0)})
 
 
 def waits(name: str, sequence: int, ranks: int, **keys: Any) -> Job:
@@ -89,11 +88,6 @@ def test_what_nothing_is_known_of_gives_no_estimate_and_is_named() -> None:
     assert behind.starts_at is None, "the job before it may run for any time"
 
 
-def test_a_job_that_is_not_in_the_order_has_no_outlook() -> None:
-    assert outlook("busy", runs("busy", 8)) == Outlook()
-    assert outlook("gone") == Outlook()
-
-
 def test_what_a_preemption_would_stop_and_cost() -> None:
     low = fold(runs("low", 8), checkpoint(runs("low", 8), 9, path="/c", at=NOW - 90))
     found = outlook("urgent", low, waits("urgent", 5, 4, priority=60))
@@ -122,7 +116,7 @@ def test_the_rule_that_decides_is_named(first: dict[str, Any], second: dict[str,
     assert (found.ahead, found.rule) == (("first",), rule)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(12))
 def test_an_outlook_changes_nothing_and_agrees_with_the_decisions(seed: int) -> None:
     given, known, policy = random_case(seed)
     jobs = LiveJobs(given)

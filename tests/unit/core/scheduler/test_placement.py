@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ from orchestrator.core.scheduler.placement import (
     missing_nodes,
     place,
 )
-from orchestrator.core.scheduler.resources import LEAST_CPUS, free_on, give_back, take
+from orchestrator.core.scheduler.resources import LEAST_CPUS, free_on
 from orchestrator.core.scheduler.scheduler import State, decide
 from orchestrator.runtime.gangs.table import _bundle
 from orchestrator.spec.model import CheckpointSpec
@@ -200,17 +199,6 @@ def test_what_is_placed_fits_on_the_gpus_that_there_are(holding: list[tuple[floa
     assert put(job_of(fit + 1, gpu=wanted), four, others=tuple(others)) is None
 
 
-@pytest.mark.parametrize("gpu", [0.25, 0.5, 1.0, 2.0])
-def test_what_is_given_back_is_as_free_as_before(gpu: float) -> None:
-    free = free_on([A8], [sharing(0.5, "3")])
-    before = copy.deepcopy(free)
-    job = job_of(3, gpu=gpu)
-    shares = take(job, ("a",) * 3, free)
-    assert free != before
-    give_back(job, ("a",) * 3, shares, free)
-    assert free == before
-
-
 def test_ranks_that_need_nothing_fit_anywhere_but_on_a_node_that_only_coordinates() -> None:
     assert put(job_of(3, gpu=0, cpu=0), node("a", gpus=0, cpus=1)) == ("a",) * 3
     assert put(job_of(3, gpu=0, cpu=0), node("a", gpus=0, cpus=0)) is None
@@ -268,13 +256,6 @@ def test_a_gang_holds_its_place_until_it_is_confirmed_gone() -> None:
 
 def test_a_gang_on_a_node_that_is_away_takes_nothing_from_the_others() -> None:
     assert free_on([A8], [running(job_of(2), nodes=("b", "b"))])["a"].gpus == 8
-
-
-def test_more_held_than_there_is_leaves_nothing() -> None:
-    holder = running(job_of(8), nodes=("a",) * 8)
-    shrunk = node("a", gpus=4)
-    assert put(job_of(1), shrunk, others=(holder,)) is None
-    assert put(job_of(1, gpu=0), shrunk, others=(holder,)) == ("a",)
 
 
 def test_every_gang_is_whole() -> None:
@@ -345,13 +326,6 @@ def test_a_node_with_files_of_its_own_takes_jobs_whose_checkpoints_outlive_it() 
     assert put(changed(job, resume_from="s3://bucket/x"), apart) == ("a",)
     watching = CheckpointSpec(storage_path="/data", watch="out/*.pt")
     assert put(job_of(1, checkpoint=watching), apart) is None, "what it finds lies in the node's copy"
-
-
-def test_what_others_hold_is_not_free() -> None:
-    taken = node("a", gpus=8, other_gpus=6.0, other_cpus=1.0)
-    assert put(job_of(2), taken) == ("a", "a")
-    assert put(job_of(3), taken) is None
-    assert could_ever_fit(job_of(3), nodes(taken)), "they may give it back"
 
 
 @given(

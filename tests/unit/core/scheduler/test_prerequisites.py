@@ -13,8 +13,7 @@ from orchestrator.core.facts.requesters import ByUser
 from orchestrator.core.ids import JobId
 from orchestrator.core.scheduler.scheduler import Commands, State, decide
 from orchestrator.core.states import EndCondition, JobState
-from orchestrator.core.stored import event_body, event_from, job_from_dict, job_to_dict
-from tests.unit.core.builders import T0, after, failed, in_state, make_spec, node, nodes, pending, running, submission
+from tests.unit.core.builders import T0, after, failed, make_spec, node, nodes, pending, running
 
 if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
@@ -99,15 +98,3 @@ def test_once_it_has_started_its_dependencies_count_no_more() -> None:
     assert [event.kind for event in requeued] == ["job_requeued"]
     (event,) = ask(after(back, *requeued), ended={FIRST: None}).events
     assert isinstance(event, ev.AttemptStarted)
-
-
-def test_dependencies_are_kept_with_the_job_and_its_event() -> None:
-    job = dependent(FAILURE, "other-cccccc")
-    assert job_from_dict(job_to_dict(job)) == job
-    event = submission(make_spec(), prerequisites=job.submission.prerequisites)
-    assert event_from(event.kind, event_body(event), job_id=event.job_id, at=event.at, cause="") == event
-
-
-def test_no_state_but_the_ended_ones_fulfils_anything() -> None:
-    for state in JobState:
-        assert ANY.met_by(state) is in_state(state).state.is_terminal

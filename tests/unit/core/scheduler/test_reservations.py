@@ -16,7 +16,6 @@ from orchestrator.core.scheduler.outlook import outlook_of
 from orchestrator.core.scheduler.scheduler import State, decide
 from orchestrator.core.scheduler.use import PastUse
 from orchestrator.core.states import JobState, StopPurpose
-from tests.support.records import replace
 from tests.unit.core.builders import T0, after, gone, make_spec, node, nodes, pending, released, running
 
 if TYPE_CHECKING:
@@ -130,10 +129,3 @@ def test_preemption_makes_no_room_on_a_node_that_is_reserved_too_soon() -> None:
     assert decided([low, urgent], reserved("a", WORK)).events == []
     (stop,) = decided([low, urgent], reserved("a")).events
     assert stop.job_id == "low"
-
-
-def test_equal_jobs_are_told_the_same_without_a_look_at_each() -> None:
-    jobs = [lasting(None, job_id=f"job-{n}", sequence=n) for n in range(1, 50)]
-    commands = decided(jobs, replace(reserved("a", WORK), name="a"))
-    assert len(commands.waiting.own) == 1
-    assert _reason(commands, jobs[-1]).reserved

@@ -53,14 +53,6 @@ def test_what_is_remembered_says_what_counting_anew_says(seed: int) -> None:
                 give_back(gang, where, (None,) * len(where), one)
 
 
-def test_a_copy_is_independent() -> None:
-    free, gang = free_on(NODES.values(), ()), pending(make_spec(workers=8))
-    assert place(gang, free, NODES) == ("a",) * 8
-    copy = free.copy()
-    take(gang, ("a",) * 8, free)
-    assert (place(gang, copy, NODES), place(gang, free, NODES)) == (("a",) * 8, ("b",) * 8)
-
-
 def test_nodes_come_and_go() -> None:
     free, gang = free_on(NODES.values(), ()), pending(make_spec(workers=8))
     assert place(gang, free, NODES) == ("a",) * 8

@@ -11,7 +11,6 @@ from orchestrator.core import events as ev
 from orchestrator.core.facts.codec import fact_from
 from orchestrator.core.facts.reasons import (
     BackingOff,
-    Cancelled,
     DoesNotFit,
     MadeRoom,
     NotEnoughFree,
@@ -24,7 +23,7 @@ from orchestrator.core.lifecycle.advance import request_stop
 from orchestrator.core.lifecycle.effects import Ensure, KillRanks, ReleaseGang, StopRanks, desired_effect
 from orchestrator.core.lifecycle.failure import SETTLE_SECONDS
 from orchestrator.core.scheduler.queues import Sharing
-from orchestrator.core.scheduler.scheduler import Commands, State, decide, queue_order
+from orchestrator.core.scheduler.scheduler import Commands, State, decide
 from orchestrator.core.states import AttemptState, EndOrder, FailureClass, JobState, StopPurpose, StopScope
 from orchestrator.core.stored import job_from_dict, job_to_dict
 from orchestrator.spec.model import HealthSpec, RetrySpec
@@ -97,11 +96,6 @@ class TestQueue:
         late = after(late, ev.JobUpdated(job_id=late.id, at=T0, by="ada", priority=51))
         assert [e.job_id for e in ask(early, late).events] == ["late-2"]
 
-    def test_of_equal_priority_the_first_goes_first(self) -> None:
-        jobs = [waiting_job(f"job-{n}", n, workers=4) for n in (3, 1, 2)]
-        assert [e.job_id for e in ask(*jobs).events] == ["job-1", "job-2"]
-        assert sorted(jobs, key=queue_order) == [jobs[1], jobs[2], jobs[0]]
-
     def test_several_start_at_once_and_never_share_a_gpu(self) -> None:
         jobs = [waiting_job(f"job-{n}", n, workers=3) for n in (1, 2, 3)]
         commands = ask(*jobs)
@@ -127,19 +121,12 @@ class TestQueue:
         big, small = waiting_job("big-1", 2, workers=8), waiting_job("small-2", 3, workers=1, gpu=0)
         assert [e.job_id for e in ask(holder, big, small).events] == ["small-2"]
 
-    def test_without_nodes_nothing_starts(self) -> None:
-        assert ask(pending(), known=()).events == []
-
     def test_a_back_off_is_waited_for_and_does_not_block_others(self) -> None:
         backing, other = changed(waiting_job("back-1", 1), not_before=NOW + 5), waiting_job("other-2", 2)
         commands = ask(backing, other)
         assert [e.job_id for e in commands.events] == ["other-2"]
         assert commands.wake_at == NOW + 5
         assert commands.waiting == {"back-1": BackingOff(seconds=5.0, cause=Queued())}
-
-    def test_a_back_off_does_not_change_the_place_in_the_queue(self) -> None:
-        backing, other = changed(waiting_job("back-1", 1, workers=8), not_before=NOW), waiting_job("other-2", 2)
-        assert [e.job_id for e in ask(backing, other).events] == ["back-1"]
 
     def test_the_ranks_of_a_lost_node_are_given_time_to_end_themselves(self) -> None:
         commands = ask(changed(pending(), not_before=NOW + 30, fenced_until=NOW + 30))
@@ -153,11 +140,6 @@ class TestQueue:
         event = only_event(job)
         assert isinstance(event, ev.AttemptStarted)
         assert (event.attempt, event.gang) == (2, 2)
-
-    @pytest.mark.parametrize("state", [JobState.SUSPENDED, JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED])
-    def test_a_job_that_is_suspended_or_ended_is_left_alone(self, state: JobState) -> None:
-        commands = ask(in_state(state))
-        assert (commands.events, commands.wake_at) == ([], None)
 
 
 class TestLive:
@@ -337,13 +319,6 @@ class TestDraining:
         job = running()
         assert desired_effect(after(job, stop(job, StopPurpose.CANCEL), lost(job))) == ReleaseGang(ID, 1)
 
-    def test_a_cancelled_job_is_cancelled(self) -> None:
-        event = only_event(self.drained(StopPurpose.CANCEL))
-        assert event == ev.JobFinished(job_id=ID, at=NOW, state=JobState.CANCELLED, reason=Cancelled(by=ADA))
-
-    def test_a_paused_job_is_suspended(self) -> None:
-        assert only_event(self.drained(StopPurpose.PAUSE)) == ev.JobSuspended(job_id=ID, at=NOW, by=ADA)
-
     def test_a_job_over_its_time_has_failed(self) -> None:
         event = only_event(self.drained(StopPurpose.TIMEOUT))
         assert isinstance(event, ev.JobFinished)
@@ -470,11 +445,6 @@ def test_effects_follow_from_the_record_alone() -> None:
     job = running()
     for record in (starting(), job, after(job, failed(job)), after(job, stop(job, StopPurpose.PAUSE))):
         assert desired_effect(job_from_dict(job_to_dict(record))) == desired_effect(record)
-
-
-def test_a_record_that_holds_nothing_wants_nothing_done() -> None:
-    for state in (JobState.PENDING, JobState.SUSPENDED, JobState.SUCCEEDED, JobState.CANCELLED, JobState.FAILED):
-        assert desired_effect(in_state(state)) is None
 
 
 def test_a_retry_without_limit_is_still_bounded_by_progress() -> None:

@@ -11,10 +11,10 @@ from orchestrator.core import events as ev
 from orchestrator.core.facts.reasons import AwaitsRoom, QueueAtMaximum, UserAtLimit
 from orchestrator.core.lifecycle.advance import advance
 from orchestrator.core.scheduler.preemption import Reclaim
-from orchestrator.core.scheduler.queues import QueueTree, Sharing
-from orchestrator.core.scheduler.scheduler import Commands, State, decide, shares_of, waiting_order
-from orchestrator.core.scheduler.shares import Accounts, Shares, fair_shares
-from orchestrator.core.scheduler.use import Account, Amounts, PastUse, Used, UseHistory, capacity_of
+from orchestrator.core.scheduler.queues import Sharing
+from orchestrator.core.scheduler.scheduler import Commands, State, decide, shares_of
+from orchestrator.core.scheduler.shares import fair_shares
+from orchestrator.core.scheduler.use import Account, Amounts, PastUse, Used, UseHistory
 from orchestrator.core.simulation import Simulation, TraceJob
 from orchestrator.core.states import StopPurpose
 from orchestrator.spec.model import ElasticWorkers
@@ -69,13 +69,6 @@ def test_free_gpus_are_shared_between_users_and_not_by_arrival_alone() -> None:
     found = starts(ask(*jobs))
     assert [name.split("-")[0] for name in found] == ["ada", "bob"] * 4
     assert found[::2] == ["ada-1", "ada-2", "ada-3", "ada-4"], "each user's in order of arrival"
-
-
-def test_with_one_user_the_order_is_priority_then_arrival() -> None:
-    jobs = [waits("late", 3), waits("urgent", 4, priority=60), waits("early", 2), waits("low", 1, priority=10)]
-    order = [job.id for job in waiting_order(state(*jobs), NOW)]
-    assert order == ["urgent", "early", "late", "low"]
-    assert starts(ask(*jobs)) == order
 
 
 def test_a_user_that_used_much_goes_after_one_that_used_little_until_that_is_forgotten() -> None:
@@ -281,13 +274,7 @@ def test_a_job_that_waited_too_long_goes_first_and_then_its_lane_waits_again() -
     assert starts(ask(*jobs, past=just, ageing=900)) == ["high"]
 
 
-def test_it_is_asked_again_when_a_lane_becomes_overdue() -> None:
-    jobs = [runs("runs", 8), waits("high", 2, 8, priority=90), waits("low", 3, 8, priority=10)]
-    assert ask(*jobs, ageing=5000).wake_at == T0 + 5000
-    assert ask(*jobs[:2], ageing=5000).wake_at == T0 + 50000, "with one lane it changes only what the job claims"
-
-
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=6)
 @given(
     arrivals=st.lists(
         st.tuples(
@@ -304,7 +291,7 @@ def test_it_is_asked_again_when_a_lane_becomes_overdue() -> None:
 def test_nothing_starves(arrivals: Sequence[tuple[int, int, int, str, int]]) -> None:
     """The bound of order.py holds for a stream of jobs of a queue that outweighs the others a thousandfold."""
     ageing, longest = 300.0, 100.0
-    stream = [TraceJob(at=20.0 * n, seconds=100.0, ranks=4, user="urgent") for n in range(300)]
+    stream = [TraceJob(at=20.0 * n, seconds=100.0, ranks=4, user="urgent") for n in range(220)]
     others = [
         TraceJob(at=float(at), seconds=float(seconds), ranks=ranks, user=user, queue=f"q{number}")
         for at, seconds, ranks, user, number in arrivals
@@ -349,33 +336,3 @@ def test_the_history_is_rebuilt_from_records() -> None:
     history.remember([held])
     assert history.view().used == {}, "what is held is in the record"
     assert history.view().started == {("default", "ada", 50): held.attempts[0].started_at}
-
-
-def test_accounts_that_are_kept_are_those_of_a_new_count() -> None:
-    sharing, now = Sharing(half_life=500.0), T0 + 700.0
-    first, second = runs("first", 2), running(waits("second", 1, 3), nodes=("a",) * 3, at=T0 + 600)
-    kept = Accounts([], 500.0, T0)
-    for job, sign in ((first, 1), (second, 1), (first, -1), (first, 1)):
-        kept.count(job, sign)
-    anew = Accounts([first, second], 500.0, now)
-    shares = [Shares(sharing, PastUse(), each, capacity_of(NODES), now) for each in (kept, anew)]
-    assert shares[0].user_share("", "ada") == shares[1].user_share("", "ada") > 5 / 8
-    shares[0].started(second, 3)
-    assert shares[0].user_share("", "ada") == shares[1].user_share("", "ada") + 3 / 8
-    assert not kept.outdated(500.0, now)
-    assert kept.outdated(400.0, now)
-    assert kept.outdated(500.0, T0 + 500.0 * 101), "after a hundred half-lives it starts a new sum"
-    kept.count(first, -1)
-    kept.count(second, -1)
-    assert kept.held == {}
-    assert Used(T0 + 700, Amounts(gpus=2, cpus=2)).by(T0 + 1200, 500.0).gpus == 1.0
-
-
-def test_a_queue_that_is_not_configured_counts_as_one_of_weight_one() -> None:
-    tree = QueueTree(parse_queues("lab; vision parent=lab"))
-    assert [queue.name for queue in tree.path("vision")] == ["lab", "vision"]
-    assert [queue.weight for queue in tree.path("gone")] == [1.0]
-    assert tree.refusal("default") is None
-    assert tree.refusal("lab") == "queue 'lab' has queues below it: name one of vision"
-    assert tree.refusal("gone") == "there is no queue 'gone'; the queues are default, vision"
-    assert QueueTree(()).refusal("anything") is None

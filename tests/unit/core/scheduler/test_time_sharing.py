@@ -90,15 +90,6 @@ def test_a_job_of_a_user_with_a_larger_share_gives_way() -> None:
     assert stopped(runs("long", 8, user="bob"), waits("new")) == ["long"]
 
 
-def test_it_is_asked_again_when_the_next_checkpoint_is_due() -> None:
-    long = runs("long", 8, saved=NOW - 600)
-    long = after(long, checkpoint(long, 6, path="/c/6", at=NOW - 300))
-    commands = ask(long, waits("new"))
-    assert (commands.events, commands.wake_at) == ([], NOW + 10)
-    young = runs("young", 8, at=NOW - 100, saved=NOW - 5)
-    assert ask(young, waits("new")).wake_at == NOW - 100 + 1920, "when it is on a higher level than a new job"
-
-
 def test_no_more_stop_than_are_needed_and_those_that_lose_least() -> None:
     jobs = [runs(f"long-{n}", 2, saved=NOW - 10 * n) for n in range(1, 5)]
     assert stopped(*jobs, waits("new", 2)) == ["long-1"]

@@ -40,10 +40,6 @@ def test_the_fewest_racks(workers: int, strategy: str, expected: tuple[str, ...]
     assert put(workers, *RACKS, strategy=strategy) == expected
 
 
-def test_the_tightest_rack_that_holds_it_is_taken() -> None:
-    assert put(5, *RACKS, on("e", 2, rack="r3"), on("f", 3, rack="r3")) == ("f", "f", "f", "e", "e")
-
-
 def test_the_label_with_the_fewest_values_is_the_widest_level() -> None:
     known = (
         on("a", 3, rack="r1", zone="z1"),

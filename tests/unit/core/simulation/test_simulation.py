@@ -38,11 +38,6 @@ def test_jobs_that_can_never_fit_are_counted_and_hold_nothing_up() -> None:
     assert figures_of(outcome).refused == 1
 
 
-def test_shares_of_gpus_are_packed_and_two_halves_of_different_ones_are_no_whole_one() -> None:
-    halves = [job(0, 100, 15, gpus=0.5), job(1, 10, 1), job(2, 5, 1, gpus=0.5)]
-    assert times(play(*halves)) == [(0, 0, 100), (1, 100, 110), (2, 2, 7)]
-
-
 def test_fifo_lets_nothing_overtake_and_the_daemon_does() -> None:
     trace = [job(0, 100, 5), job(1, 100, 8), job(2, 10, 3)]
     assert times(play(*trace, policy="fifo"))[2] == (2, 200, 210)
@@ -62,15 +57,6 @@ def test_a_preempted_job_repeats_what_no_checkpoint_covers() -> None:
     (preempted,) = (one for one in outcome.ran if one.preemptions)
     assert (preempted.preemptions, preempted.lost) == (1, 5 * 8)
     assert figures_of(outcome).lost_gpu_seconds == 40
-
-
-def test_the_one_that_loses_least_is_preempted() -> None:
-    trace = [job(0, 100, 4, priority=10), job(18, 100, 4, priority=10), job(32, 20, 4, priority=90)]
-    assert times(play(*trace))[0] == (0, 0, 122)  # at 32 the first job loses 2 seconds, the second 4
-
-
-def test_an_empty_trace_has_figures() -> None:
-    assert figures_of(play()).jobs == 0
 
 
 def test_the_figures() -> None:

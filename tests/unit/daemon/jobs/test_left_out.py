@@ -61,14 +61,6 @@ def test_what_is_left_out_is_told_by_number_size_and_name(work: Path) -> None:
     assert snapshot.measure(work)[2] == taken.left_out
 
 
-def test_nothing_left_out_is_nothing_to_tell(work: Path) -> None:
-    (work / ".gitignore").unlink()
-    (work / "__pycache__").mkdir()
-    (work / "__pycache__" / "train.pyc").write_bytes(b"x")
-    assert take(work).left_out is None
-    assert left_out_notes(None) == ()
-
-
 def test_orchignore_brings_back_what_gitignore_leaves_out(work: Path) -> None:
     (work / ".orchignore").write_text("!*.bin\nnotes/\n")
     (work / "notes").mkdir()
@@ -220,21 +212,6 @@ def test_links_out_of_the_directory_are_copied_as_links_and_said_once(work: Path
     assert len(notes) == 2
     assert notes[1].startswith("4 links lead out of working_dir and are copied as links: more -> /nowhere/at/all, ")
     assert notes[1].endswith(" and 1 more; each node of the job needs what is there")
-
-
-def test_one_link_out_is_said_where_nothing_is_left_out(tmp_path: Path) -> None:
-    work = tmp_path / "work"
-    work.mkdir()
-    (work / "data").symlink_to("/big/data")
-    taken = take(work)
-    assert taken.left_out == LeftOut(files=0, size_bytes=0, by=(), links_out=1, links=("data -> /big/data",))
-    assert left_out_notes(left_out_view(taken.left_out)) == (
-        "1 link leads out of working_dir and is copied as a link: data -> /big/data; each node of the job needs what is there",
-    )
-    event = replace(submission(make_spec()), left_out=taken.left_out)
-    back = event_from(event.kind, event_body(event), job_id=event.job_id, at=event.at, cause="")
-    assert isinstance(back, JobSubmitted)
-    assert back.left_out == taken.left_out
 
 
 def test_a_directory_of_great_depth_is_refused_by_name_and_may_be_left_out(work: Path, make_deep: MakeDeep) -> None:

@@ -12,7 +12,7 @@ import pytest
 from orchestrator.daemon.jobs import metrics_file
 from orchestrator.daemon.jobs.progress import ProgressTable
 from orchestrator.train.script.progress_reading import ProgressSnapshot
-from tests.unit.core.builders import T0, after, changed, failed, gone, pending, running, started
+from tests.unit.core.builders import T0, after, failed, gone, running, started
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,14 +71,6 @@ def test_what_is_not_finite_is_null_and_read_back_as_nan(path: Path, value: floa
 def test_a_line_without_optional_values_is_read_back(path: Path) -> None:
     metrics_file.append(path, 1, 3, report(3, T0), T0)
     assert metrics_file.newest(path) == (1, 3, report(3, T0))
-
-
-def test_a_line_of_an_earlier_version_is_read(path: Path) -> None:
-    line = {"at": T0, "attempt": 1, "step": 7, "total_steps": None, "epoch": None, "phase": "", "samples": None}
-    path.write_text(json.dumps({**line, "tokens": None, "step_seconds": 0.1, "metrics": {"loss": 1.0}}) + "\n")
-    found = metrics_file.newest(path)
-    assert found is not None
-    assert (found[1], found[2].step, found[2].metrics) == (7, 7, {"loss": 1.0})
 
 
 def test_only_the_end_of_a_long_file_is_read(path: Path) -> None:
@@ -221,11 +213,3 @@ def test_a_file_has_a_bound_and_its_newest_line_is_always_in_it(path: Path) -> N
     assert path.stat().st_size <= 2000
     assert path.with_name("metrics.jsonl.1").stat().st_size < 3000
     assert len(list(path.parent.iterdir())) == 2
-
-
-def test_jobs_that_wait_have_no_progress(path: Path) -> None:
-    job, book = changed(pending()), ProgressTable()
-    assert not book.knows(job.id)
-    book.recall({job.id: path})
-    assert book.knows(job.id)
-    assert book.of(job.id) is None

@@ -76,15 +76,6 @@ def test_the_next_daemon_knows_the_newest_report(tmp_path: Path) -> None:
         assert book.highest_step == 7
 
 
-def test_the_jobs_that_ended_longest_ago_are_forgotten(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.intake.take(world.job.id, 1, 0, REPORT)
-    world.intake.ended(world.job.id)
-    assert world.intake.of(world.job.id) is not None
-    world.intake.ended("other-aaaaaa")  # type: ignore[arg-type]
-    assert world.intake.of(world.job.id) is None
-
-
 def test_a_new_daemon_reads_what_live_jobs_reported_and_estimates_them(tmp_path: Path) -> None:
     world = World(tmp_path)
     assert world.intake.left(world.job.id) is None

@@ -43,12 +43,6 @@ def test_how_often_a_job_saves_is_for_rank_0_to_say(tmp_path: Path) -> None:
     assert [e.kind for e in book.take(job, 1, 0, snapshot, tmp_path / "metrics.jsonl")] == ["job_noted"]
 
 
-def test_why_there_are_no_snapshots_is_told_once(tmp_path: Path) -> None:
-    book, metrics = ProgressTable(), tmp_path / "metrics.jsonl"
-    assert notes(book, metrics, None, snapshots_off="no room") == ["no room"]
-    assert notes(book, metrics, None, snapshots_off="no room") == []
-
-
 def test_waiting_for_storage_is_told_and_again_when_it_has_doubled(tmp_path: Path) -> None:
     book, metrics = ProgressTable(), tmp_path / "metrics.jsonl"
     told = []

@@ -17,7 +17,7 @@ from orchestrator.daemon.jobs.views import event_view, job_view, rank_stacks
 from orchestrator.store.port import StoredEvent
 from orchestrator.train.script.progress_reading import ProgressSnapshot
 from tests.support.records import replace
-from tests.unit.core.builders import after, changed, pending, seats, started, stop, up
+from tests.unit.core.builders import after, changed, pending, seats, started, up
 
 
 def running() -> Job:
@@ -84,12 +84,6 @@ def test_a_stop_is_shown_in_the_words_of_the_jobs_reason() -> None:
         assert shown.summary == f"{said}; its processes have time to save"
 
 
-def test_every_rank_shows_its_own_time() -> None:
-    shown = view(snapshot(0.4), snapshot(0.8))
-    assert [(rank.step_seconds, rank.own_seconds) for rank in shown.gpus] == [(1.0, 0.4), (1.0, 0.8)]
-    assert JobView.from_json(shown.to_json()) == shown
-
-
 def test_on_real_gpus_processor_time_is_no_rank_s_own() -> None:
     job = running()
     real = changed(job, seats=tuple(replace(seat, gpu_uuids=(f"GPU-{seat.rank}",)) for seat in job.seats))
@@ -114,12 +108,6 @@ def test_findings_are_shown_the_gravest_first_and_a_job_without_a_step_has_no_sp
     assert shown.progress is not None
     assert shown.progress.steps_per_second is None
     assert JobView.from_json(shown.to_json()) == shown
-
-
-def test_no_rank_has_a_time_of_its_own_when_the_job_does_not_run() -> None:
-    job = running()
-    ended = view(snapshot(0.4), snapshot(0.8), job=after(job, stop(job, StopPurpose.PAUSE)))
-    assert ended.gpus[0].step_seconds is None
 
 
 def test_stacks_of_a_rank_that_was_reached_and_of_one_that_was_not() -> None:

@@ -118,12 +118,6 @@ def test_nodes_are_counted_by_what_they_are_good_for(metering: Metering) -> None
     assert picture(metering, nodes=nodes).nodes == {"ready": 1, "cordoned": 1, "draining": 0, "unreachable": 2}
 
 
-def test_commits_that_fail_are_counted(metering: Metering) -> None:
-    assert picture(metering).daemon.commit_failures == 0
-    metering.commit_failed()
-    assert picture(metering).daemon.commit_failures == 1
-
-
 def test_a_blocked_loop_shows_as_lag_for_a_while(metering: Metering) -> None:
     assert picture(metering).daemon.loop_lag_seconds is None
     now, shown = 100.0, []

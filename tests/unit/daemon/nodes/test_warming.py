@@ -66,45 +66,9 @@ def test_each_gang_has_as_many_workers_made_again_and_no_more_than_eight() -> No
     asyncio.run(run())
 
 
-def test_no_worker_is_made_where_none_is_useful_until_one_is() -> None:
-    asked: list[Mapping[str, int]] = []
-    useful = False
-
-    async def warm(placed: Mapping[str, int]) -> None:
-        asked.append(placed)
-
-    async def run() -> None:
-        nonlocal useful
-        spawned = Spawned()
-        idle = IdleWorkers(warm, spawned, useful=lambda: useful, later_seconds=0.0)
-        job, other = running(), pending(job_id="other-aaaaaa")
-        idle.changed(job)
-        await spawned.run()
-        idle.changed(other)
-        await spawned.run()
-        assert asked == []
-        useful = True
-        idle.ended(job.id)
-        idle.changed(other)
-        await spawned.run()
-        assert asked == [Counter(job.nodes)], "once"
-
-    asyncio.run(run())
-
-
 def gang(ranks: int, *, cpu: float = 0, gpu: float = 0) -> LiveJobs:
     """Return live jobs with one job, which runs on node "a"."""
     return LiveJobs([running(pending(make_spec(workers=ranks, cpu=cpu, gpu=gpu)))])
-
-
-def test_workers_are_useful_where_a_job_waits_or_has_room() -> None:
-    two = {"a": node("a", cpus=2, gpus=0)}
-    full = gang(2, cpu=1)
-    assert can_start_more(LiveJobs(), two)
-    assert not can_start_more(full, two)
-    assert can_start_more(gang(1, cpu=1), two)
-    assert can_start_more(LiveJobs([*full.values(), pending(job_id="next-aaaaaa", sequence=2)]), two)
-    assert not can_start_more(LiveJobs(), {}), "nothing can start without a node"
 
 
 def test_on_nodes_with_gpus_these_say_whether_there_is_room() -> None:

@@ -1,4 +1,4 @@
-"""Errors in a daemon's options are reported before a process is started."""
+"""What keeps a daemon from starting, said before anything is started."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,6 +23,7 @@ from orchestrator.daemon.process.preflight import (
     check_ray,
     check_visible_gpus,
 )
+from orchestrator.daemon.process.serve import serve
 from orchestrator.spec.settings import Settings
 from tests.support.stack import PATIENCE_SECONDS
 
@@ -119,24 +121,23 @@ LIMITED = """
 import resource, sys
 from orchestrator.api.errors import RefusedError
 from orchestrator.daemon.process.preflight import check_limits
-resource.setrlimit(resource.RLIMIT_NOFILE, tuple(map(int, sys.argv[1:])))
-try:
-    check_limits()
-except RefusedError as error:
-    print(error.message, error.hint, sep="\\n")
-else:
-    print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+for soft, hard in ((64, int(sys.argv[1])), (64, 64)):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    try:
+        check_limits()
+    except RefusedError as error:
+        print(error.message, error.hint, sep="\\n")
+    else:
+        print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
 
 def test_too_few_open_files_are_refused_and_a_soft_limit_is_raised() -> None:
-    def checked(soft: int, hard: int) -> list[str]:
-        command = [sys.executable, "-c", LIMITED, str(soft), str(hard)]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] > LEAST_FILES, "or the rest says nothing"
-    assert checked(64, LEAST_FILES) == [f"{LEAST_FILES} {LEAST_FILES}"]
-    message, hint = checked(64, 64)
+    command = [sys.executable, "-c", LIMITED, str(LEAST_FILES)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    raised, message, hint = done.stdout.splitlines()
+    assert raised == f"{LEAST_FILES} {LEAST_FILES}"
     assert message == f"the limit of open files is 64; orch and Ray need at least {LEAST_FILES}"
     assert f"`ulimit -Hn {LEAST_FILES}`" in hint
     assert "LimitNOFILE=" in hint
@@ -157,3 +158,19 @@ def test_a_variable_that_hides_gpus_is_refused_with_the_command_that_starts_with
 def test_one_that_hides_none_is_accepted(environ: dict[str, str]) -> None:
     check_visible_gpus(environ, lambda: 4)
     check_visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, lambda: 0)
+
+
+def test_a_daemon_of_root_serves_no_group(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with pytest.raises(RefusedError, match="members of lab would run whatever they submit as root") as caught:
+        serve(Settings(home=home, uid=0), ServeOptions(group="lab"))
+    assert "an account of its own" in caught.value.hint
+    assert not home.exists()
+
+
+def test_exporters_on_the_network_want_a_token(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with pytest.raises(RefusedError, match="open to the network") as caught:
+        serve(Settings(home=home, exporter_address="node"), ServeOptions())
+    assert "--token-file" in caught.value.hint
+    assert not home.exists()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orchestrator.api.errors import DiskFullError, InvalidSpecError, NotFoundError, RefusedError
+from orchestrator.api.errors import DiskFullError, InvalidSpecError, RefusedError
 from orchestrator.api.protocol import Verb
 from orchestrator.api.requests import ActionRequest
 from orchestrator.api.service import Caller
@@ -223,26 +223,6 @@ def test_a_failure_cancels_the_others_and_a_rerun_of_failures_brings_them_back(t
         await asyncio.sleep(0)
         assert len(again.job_ids) == 4
         assert {desk.rounds.loop.jobs[JobId(i)].state for i in again.job_ids} == {JobState.PENDING}
-
-    on_a_desk(tmp_path, story)
-
-
-def test_references_mean_what_is_newest(tmp_path: Path) -> None:
-    async def story(desk: Desk) -> None:
-        grid = GridDesk(desk)
-        find = grid.matrices.find
-        reply = await grid.submit(key="key-first")
-        assert await find("tiny", ADA) == reply.matrix_id
-        assert await find(str(reply.matrix_id)[:-1], ADA) == reply.matrix_id
-        assert await find(str(reply.job_id), ADA) is None
-        assert await find("tiny-0-1", ADA) is None  # jobs have this name
-        assert await find("nothing", ADA) is None
-        await desk.submissions.submit(desk.request(YAML, idempotency_key="key-tiny"), ADA)
-        assert await find("tiny", ADA) is None  # a job by itself is newer
-        newer = await grid.submit(GRID.replace("tiny-${matrix.lr}", "tiny"), key="key-plain")
-        assert await find("tiny", ADA) == newer.matrix_id
-        with pytest.raises(NotFoundError):
-            await grid.matrices.matrix("nothing-222222")
 
     on_a_desk(tmp_path, story)
 

@@ -138,14 +138,3 @@ def test_what_is_told_is_order_shares_and_quotas() -> None:
         ]
 
     with_desk(story, "lab; vision parent=lab; prod guaranteed=2 weight=3")
-
-
-def test_without_queues_there_are_users_alone() -> None:
-    async def story(desk: Queues, rounds: Rounds) -> None:
-        job = pending(make_spec(queue="anything"), job_id="waits")
-        rounds.loop.jobs = Published([job])
-        shares = await desk.shares()
-        assert shares.queues == ()
-        assert [(user.queue, user.user) for user in shares.users] == [("", "ada")]
-
-    with_desk(story)

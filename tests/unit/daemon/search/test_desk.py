@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orchestrator.api.errors import InvalidSpecError, RefusedError
+from orchestrator.api.errors import InvalidSpecError
 from orchestrator.api.protocol import Verb
 from orchestrator.api.requests import ActionRequest
 from orchestrator.core import events as ev
@@ -18,7 +18,7 @@ from orchestrator.core.facts.reasons import Cancelled
 from orchestrator.core.facts.requesters import ByPruner
 from orchestrator.core.states import JobState
 from orchestrator.daemon.requests.matrices import BestValues, Matrices
-from orchestrator.daemon.search.advisor import AdvisorError, process_advisor
+from orchestrator.daemon.search.advisor import AdvisorError
 from orchestrator.daemon.search.searches import Searches
 from orchestrator.daemon.submitting import checking
 from orchestrator.parts import install_line
@@ -228,24 +228,6 @@ def test_a_cancelled_search_submits_no_more_and_stays_so(tmp_path: Path) -> None
     on_a_search(tmp_path, story)
 
 
-def test_a_trial_that_comes_while_the_search_is_stopped_is_cancelled_too(tmp_path: Path) -> None:
-    async def story(at: Searching) -> None:
-        matrix_id = await at.submit()
-        await at.trials(matrix_id, 1)
-        await at.until(matrix_id, lambda _: matrix_id in at.searches._searches)
-        stop = at.searches.stop
-
-        async def stop_during_a_round(matrix_id: str) -> None:
-            await at.searches._submit(at.searches._searches[matrix_id], {"lr": 0.5})
-            await stop(matrix_id)
-
-        at.searches.stop = stop_during_a_round  # type: ignore[method-assign]
-        done = await at.matrices.act(matrix_id, ActionRequest(verb=Verb.CANCEL), ADA)
-        assert done.message == "2 of 2 jobs cancelled"
-
-    on_a_search(tmp_path, story)
-
-
 @pytest.mark.parametrize(("verb", "back"), [(Verb.PAUSE, Verb.RESUME), (Verb.HOLD, Verb.RELEASE)])
 def test_a_paused_search_submits_nothing_until_it_is_resumed_also_after_a_kill(
     tmp_path: Path, verb: Verb, back: Verb
@@ -289,47 +271,6 @@ def test_a_search_that_is_paused_while_its_advisor_thinks_submits_nothing(tmp_pa
         assert (len(view.jobs), view.paused) == (1, True)
         await at.act(matrix_id, Verb.RESUME)
         await at.trials(matrix_id, 2)
-
-    on_a_search(tmp_path, story)
-
-
-def test_a_pause_that_comes_while_a_search_is_read_counts(tmp_path: Path) -> None:
-    async def story(at: Searching) -> None:
-        matrix_id = await at.submit()
-        await at.trials(matrix_id, 1)
-        await at.until(matrix_id, lambda _: matrix_id in at.searches._searches)
-        await at.restart()
-        find = at.searches._found
-        was_read, go_on = asyncio.Event(), asyncio.Event()
-
-        async def found_late(matrix_id: str) -> Any:
-            search = await find(matrix_id)
-            was_read.set()
-            await go_on.wait()
-            return search
-
-        at.searches._found = found_late  # type: ignore[method-assign]
-        await was_read.wait()
-        pause = asyncio.create_task(at.searches.pause(matrix_id))
-        await asyncio.sleep(0)
-        go_on.set()
-        assert await pause
-        assert at.searches._searches[matrix_id].study.paused
-        assert at.searches.book.study(matrix_id).paused
-
-    on_a_search(tmp_path, story)
-
-
-def test_a_search_that_is_over_is_not_paused(tmp_path: Path) -> None:
-    async def story(at: Searching) -> None:
-        matrix_id = await at.submit()
-        await at.trials(matrix_id, 1)
-        await at.act(matrix_id, Verb.CANCEL)
-        await at.view(matrix_id, lambda view: not view.searching)
-        for verb in (Verb.PAUSE, Verb.RESUME, Verb.HOLD):
-            with pytest.raises(RefusedError, match=r"every job of .* has ended"):
-                await at.act(matrix_id, verb)
-        assert not at.searches.book.study(matrix_id).paused
 
     on_a_search(tmp_path, story)
 
@@ -397,21 +338,3 @@ def test_the_same_submission_again_is_the_same_search(tmp_path: Path) -> None:
         assert at.searches.book.ids() == [matrix_id]
 
     on_a_search(tmp_path, story)
-
-
-def test_a_process_that_ends_is_told_with_its_last_words() -> None:
-    async def run(code: str) -> None:
-        import sys
-
-        async with asyncio.timeout(60), process_advisor({}, command=(sys.executable, "-c", code)) as advisor:
-            await advisor.ask([], 0)
-
-    with pytest.raises(AdvisorError, match="no room"):
-        asyncio.run(run("import sys; input(); sys.exit('no room')"))
-
-
-@pytest.mark.parametrize("value", [None, 2.5])
-def test_who_pruned_is_told(value: float | None) -> None:
-    by = ByPruner(matrix="net-abc234", metric="loss", step=7, value=value)
-    assert by.sentence() == f"the pruner of net-abc234: loss was {'not finite' if value is None else '2.5'} at step 7"
-    assert Cancelled(by=by).sentence().startswith("pruned at step 7: loss was ")

@@ -65,12 +65,6 @@ def test_what_a_client_passes_counts_only_as_far_as_the_file_asks_for_it() -> No
     assert notes == ("env.pass: no variable of the submitter's environment is passed for WANDB_*",)
 
 
-def test_pass_as_a_text_is_a_variable_and_that_is_told() -> None:
-    env, notes = checked("{pass: HF_HOME}", {})
-    assert env == {"pass": "HF_HOME"}
-    assert "a list passes variables" in notes[0]
-
-
 def spec_of(text: str, **fields: object) -> JobSpec:
     (found,) = check(replace(request(), yaml=text, **fields))  # type: ignore[arg-type]  # fields of the request
     return found.spec

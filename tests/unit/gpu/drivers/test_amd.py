@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.gpu.drivers.amd import AmdReader, open_amd, parse_metrics
+from orchestrator.gpu.drivers.amd import AmdReader, open_amd
 from orchestrator.gpu.sample import Detail, GpuLostError, Throttle, Vendor
 from tests.support import fake_sysfs
 
@@ -123,22 +123,3 @@ def test_several_cards_in_the_order_of_their_slots(tmp_path: Path) -> None:
     infos = [reader.info for reader in open_amd(tmp_path, "n")]
     assert [info.pci_bus_id for info in infos] == ["0000:01:00.0", "0000:03:00.0", "0000:05:00.0"]
     assert [info.ordinal for info in infos] == [0, 1, 2]
-
-
-def test_no_cards_no_gpus(tmp_path: Path) -> None:
-    assert open_amd(tmp_path, "n") == []
-
-
-def test_metrics_tables_of_unknown_versions_are_left_alone() -> None:
-    assert parse_metrics(None) is None
-    assert parse_metrics(b"") is None
-    table = bytearray(fake_sysfs.gpu_metrics_1_3())
-    table[2] = 2
-    assert parse_metrics(bytes(table)) is None
-    assert parse_metrics(fake_sysfs.gpu_metrics_1_3()[:100]) is None, "cut short"
-
-
-def test_an_energy_counter_that_was_never_filled_in_is_absent() -> None:
-    metrics = parse_metrics(fake_sysfs.gpu_metrics_1_4(energy_ticks=2**64 - 1))
-    assert metrics is not None
-    assert metrics.energy_joules is None

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.gpu.drivers import sysfs
 from orchestrator.gpu.drivers.intel import IntelReader, open_intel
-from orchestrator.gpu.sample import Detail, GpuLostError, Throttle, Vendor
+from orchestrator.gpu.sample import GpuLostError, Throttle, Vendor
 from tests.support import fake_sysfs
 
 
@@ -100,20 +99,6 @@ def test_ponte_vecchio_adds_up_its_tiles(tmp_path: Path) -> None:
     reader.close()
 
 
-def test_asked_too_soon_it_repeats_itself_and_says_so(tmp_path: Path) -> None:
-    card, clock = fake_sysfs.arc_a770(tmp_path), Clock()
-    reader = only(tmp_path, clock)
-    reader.read()
-    clock.now += 1.0
-    card.set({"hwmon/hwmon2/energy1_input": 50_100_000_000})
-    assert reader.read(Detail.POWER).power_watts == pytest.approx(100.0)
-    clock.now += 0.01
-    card.set({"hwmon/hwmon2/energy1_input": 50_101_000_000})
-    again = reader.read(Detail.POWER)
-    assert (again.power_watts, again.fresh) == (pytest.approx(100.0), False)
-    reader.close()
-
-
 def test_a_counter_that_starts_anew_gives_no_rate(tmp_path: Path) -> None:
     card, clock = fake_sysfs.arc_a770(tmp_path), Clock()
     reader = only(tmp_path, clock)
@@ -132,15 +117,3 @@ def test_a_gpu_that_has_gone_is_lost(tmp_path: Path) -> None:
     shutil.rmtree(card.device)
     with pytest.raises(GpuLostError, match="kernel log"):
         reader.read()
-
-
-def test_names_come_from_the_systems_pci_ids(tmp_path: Path) -> None:
-    database = tmp_path / "pci.ids"
-    database.write_text(
-        "# comment\n1002  Advanced Micro Devices\n\t56a0  Decoy\n8086  Intel Corporation\n"
-        "\t56a0  DG2 [Arc A770]\n\t\t1849 6004  Some board\n\te20b  Battlemage G21\n"
-    )
-    assert sysfs.device_name("0x8086", "0x56a0", [database]) == "Arc A770"
-    assert sysfs.device_name("0x8086", "0xe20b", [database]) == "Battlemage G21"
-    assert sysfs.device_name("0x8086", "0xffff", [database]) is None
-    assert sysfs.device_name("0x8086", "0x56a0", [tmp_path / "missing"]) is None

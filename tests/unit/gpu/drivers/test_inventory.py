@@ -34,10 +34,6 @@ def test_a_host_without_gpus(tmp_path: Path) -> None:
         assert discover(sysfs=tmp_path) == ()
 
 
-def test_simulated_gpus_stand_alone(nvml: FakeNvml) -> None:
-    assert [gpu.vendor for gpu in discover(simulate=3, node="n")] == [Vendor.SIMULATED] * 3
-
-
 def test_a_broken_driver_hides_only_its_own_gpus_and_is_told(nvml: FakeNvml, tmp_path: Path) -> None:
     fake_sysfs.mi300x(tmp_path / "sys")
     nvml.state.init_result = 18

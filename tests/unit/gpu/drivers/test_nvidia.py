@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import subprocess
@@ -28,13 +27,6 @@ from tests.unit.gpu.support import wait_for
 
 def first_reader() -> NvmlReader:
     return open_nvidia()[0]
-
-
-def test_python_and_c_agree_on_the_layout_of_the_state() -> None:
-    library = ctypes.CDLL(str(fake_nvml.library()))
-    library.fake_nvml_state_size.restype = library.fake_nvml_gpu_size.restype = ctypes.c_ulong
-    assert library.fake_nvml_state_size() == ctypes.sizeof(layout.State)
-    assert library.fake_nvml_gpu_size() == ctypes.sizeof(layout.Gpu)
 
 
 def test_discovery_names_every_gpu(nvml: FakeNvml) -> None:
@@ -207,13 +199,6 @@ def test_power_falls_back_to_the_average(nvml: FakeNvml) -> None:
     assert nvml[0].count("power") > 0
 
 
-def test_energy_falls_back_to_its_own_call(nvml: FakeNvml) -> None:
-    nvml[0].drop_field(83)
-    energy = first_reader().read().energy_joules
-    assert energy is not None
-    assert energy >= 1000.0
-
-
 def test_fresh_follows_the_sensors_own_time(nvml: FakeNvml) -> None:
     old = (time.time_ns() // 1000) - 50_000
     nvml[0].field(186, 300_000, kind=fake_nvml.UINT, timestamp_us=old)
@@ -295,13 +280,6 @@ def test_processes_only_when_asked_for(nvml: FakeNvml) -> None:
     )
 
 
-def test_more_processes_than_the_first_array_holds(nvml: FakeNvml) -> None:
-    nvml[0].processes(dict.fromkeys(range(1, 61), 1 << 20))
-    reader = first_reader()
-    reader.options.processes = True
-    assert len(reader.read().processes) == 60
-
-
 def test_xid_events_are_counted_by_code(nvml: FakeNvml) -> None:
     reader = first_reader()
     reader.options.xids = True
@@ -334,38 +312,6 @@ def test_a_host_without_the_driver_has_no_nvidia_gpu(nvml: FakeNvml) -> None:
 def test_a_gpu_that_fell_off_the_bus_does_not_hide_the_others(nvml: FakeNvml) -> None:
     nvml[0].error = fake_nvml.GPU_IS_LOST
     assert [reader.info.uuid for reader in open_nvidia()] == [nvml.uuid(1)]
-
-
-def test_pynvmls_own_functions_work_on_the_fake_driver(nvml: FakeNvml) -> None:
-    import pynvml
-
-    nvml[1].power_samples([(1000, 250_000), (2000, 260_000), (3000, 270_000)])
-    pynvml.nvmlInit()
-    try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(1)
-        assert pynvml.nvmlDeviceGetUtilizationRates(handle).gpu == 51
-        assert pynvml.nvmlDeviceGetPciInfo(handle).busId == "00000000:11:00.0"
-        _, samples = pynvml.nvmlDeviceGetSamples(handle, pynvml.NVML_TOTAL_POWER_SAMPLES, 1500)
-        assert [(row.timeStamp, row.sampleValue.uiVal) for row in samples] == [(2000, 260_000), (3000, 270_000)]
-        fields = pynvml.nvmlDeviceGetFieldValues(handle, [(pynvml.NVML_FI_DEV_POWER_INSTANT, 0), (999, 0)])
-        assert [(row.nvmlReturn, row.value.uiVal) for row in fields] == [(0, 300_000), (fake_nvml.NOT_SUPPORTED, 0)]
-        nvml[1].error = fake_nvml.GPU_IS_LOST
-        with pytest.raises(pynvml.NVMLError_GpuIsLost):
-            pynvml.nvmlDeviceGetPowerUsage(handle)
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def test_a_field_takes_as_long_as_it_says_and_a_call_as_long_as_it_is_told(nvml: FakeNvml) -> None:
-    reader = first_reader()
-    reader.read()
-    nvml[0].field(83, latency_us=30_000)
-    nvml[0].latency({"utilization": 20_000})
-    assert reader.read().duration_seconds >= 0.05, "what the driver takes is told"
-    asked = nvml[0].count("utilization")
-    power = reader.read(Detail.POWER)
-    assert nvml[0].count("utilization") == asked
-    assert power.energy_joules is None, "a reading of power alone asks for neither"
 
 
 OLD_DRIVER = (
@@ -414,7 +360,3 @@ def test_an_old_driver_lacks_calls_and_still_gives_what_it_has(tmp_path: Path) -
     assert isinstance(sample["energy_joules"], float)
     assert ["power_cap", True] in sample["throttle"]  # type: ignore[operator]  # JSON
     assert (sample["ecc_errors"], sample["nvlinks"], sample["pcie_transmit_bytes"]) == ([], [], None)
-
-
-def test_a_current_driver_in_a_program_started_with_its_path(tmp_path: Path) -> None:
-    assert run_with(FakeNvml.create(tmp_path, gpus=1))["temperatures"] == [["gpu", 55.0], ["memory", 62.0]]

@@ -113,19 +113,6 @@ def test_utilization_is_the_ranks_share_of_time_at_work(world: tuple[FakeProc, C
     assert sample.energy_joules == pytest.approx(180.0 * 2.0)
 
 
-def test_no_more_than_fully_busy(world: tuple[FakeProc, Clock, Path]) -> None:
-    fake, clock, path = world
-    write_assignments(path, {0: [100, 200]})
-    for pid in (100, 200):
-        fake.process(pid)
-    reader = reader_of(world)
-    reader.read()
-    clock.now += 1.0
-    for pid in (100, 200):
-        fake.process(pid, busy=3.0)
-    assert reader.read().utilization == 1.0
-
-
 def test_a_rank_that_waits_for_others_is_busy_and_draws_little(world: tuple[FakeProc, Clock, Path]) -> None:
     fake, clock, path = world
     write_assignments(path, {0: [100]})
@@ -163,19 +150,6 @@ def test_only_members_of_a_process_group_that_sleep_on_a_lock_wait(
     probe.take(100)
     probe.probe()
     assert probe.take(100) == float(waits)
-
-
-def test_where_the_kernel_hides_the_place_the_system_call_tells(world: tuple[FakeProc, Clock, Path]) -> None:
-    fake = world[0]
-    fake.process(100, where="0")
-    assert not proc.waits_on_lock(100, fake.root)
-    (fake.root / "100" / "syscall").write_text("202 0x56184a7d10e8 0x189 0x0 0x0 0x0 0xffffffff 0x7 0x7\n")
-    assert proc.waits_on_lock(100, fake.root)
-    (fake.root / "100" / "syscall").write_text("running\n")
-    assert not proc.waits_on_lock(100, fake.root)
-    assert proc.sleeps_in(100, fake.root) is None
-    (fake.root / "100" / "syscall").write_text("7 0x0 0x0\n")
-    assert proc.sleeps_in(100, fake.root) is proc.Sleep.OUTSIDE
 
 
 def test_a_sensor_repeats_itself_when_asked_too_soon(world: tuple[FakeProc, Clock, Path]) -> None:

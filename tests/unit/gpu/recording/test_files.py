@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.gpu.recording import files as record_files
 from orchestrator.gpu.recording.files import JsonArrayFile, LineFile
 from tests.unit.gpu.support import wait_for
 
@@ -125,29 +124,6 @@ def test_a_killed_recording_leaves_a_whole_file(tmp_path: Path, appends: int) ->
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["gpu_stats_x.json", "gpu_stats_y.json"]
 
 
-def test_the_hidden_copy_of_a_running_recording_is_left_alone(tmp_path: Path) -> None:
-    first = JsonArrayFile(tmp_path / "a.json")
-    second = JsonArrayFile(tmp_path / "b.json")
-    for file in (first, second, first, second):
-        file.append(["1"])
-    for file in (first, second):
-        file.close()
-        assert numbers(file.path) == [1, 1]
-
-
-def test_without_hard_links_there_is_one_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object, **__: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", refused)
-    file = JsonArrayFile(tmp_path / "a.json")
-    file.append(["1"])
-    file.append(["2", "3"])
-    file.close()
-    assert numbers(file.path) == [1, 2, 3]
-    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
-
-
 def test_a_full_disk_loses_the_new_elements_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = JsonArrayFile(tmp_path / "a.json")
     file.append(["1"])
@@ -189,14 +165,3 @@ def test_lines_are_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     file.close()
     file.close()
     assert file.path.read_text() == "a,b\n1,2\n3,4\n7,8\n"
-
-
-def test_a_file_system_that_cannot_sync_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def cannot(_: int) -> None:
-        raise OSError(22, "Invalid argument")
-
-    monkeypatch.setattr(record_files.os, "fdatasync", cannot)
-    file = JsonArrayFile(tmp_path / "a.json")
-    file.append(["1"])
-    file.close()
-    assert numbers(file.path) == [1]

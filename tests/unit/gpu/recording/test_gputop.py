@@ -104,37 +104,12 @@ def test_the_simple_monitors_form(tmp_path: Path) -> None:
     assert recording.samples[0].utilization == 0.05
 
 
-def test_a_single_temperature_and_the_other_memory_key(tmp_path: Path) -> None:
-    entry = {"timestamp": "2025-01-15T10:30:00", "utilization": 5, "memory_used_mb": 10, "temperature": 75.0}
-    (row,) = read(tmp_path, json.dumps([entry])).samples
-    assert (row.temperature_celsius, row.memory_used_bytes, row.gpu_index) == (75.0, 10 << 20, 0)
-
-
-def test_one_entry_a_line(tmp_path: Path) -> None:
-    lines = [json.dumps(SINGLE), "{broken", json.dumps(SINGLE), json.dumps(SINGLE)[:50]]
-    recording = read(tmp_path, "\n".join(lines))
-    assert (len(recording.samples), recording.dropped, recording.repaired) == (2, 1, True)
-
-
 @pytest.mark.parametrize("indent", [None, 2])
 def test_an_array_that_was_cut_off(tmp_path: Path, indent: int | None) -> None:
     text = json.dumps([{**SINGLE, "power": i + 1} for i in range(5)], indent=indent)
     recording = read(tmp_path, text[: len(text) - 40])
     assert [row.power_watts for row in recording.samples] == [1.0, 2.0, 3.0, 4.0]
     assert recording.repaired
-
-
-def test_cut_off_samples_of_the_simple_monitor(tmp_path: Path) -> None:
-    text = json.dumps({"model": "m", "samples": [{"timestamp": 1.0, "gpu_id": 0, "memory_mb": 5}] * 3})
-    recording = read(tmp_path, text[:-15])
-    assert (len(recording.samples), recording.repaired) == (2, True)
-
-
-def test_entries_without_times_count_on(tmp_path: Path) -> None:
-    entries = [{"gpu_index": 0, "utilization": 1, "elapsed_seconds": 0.5 * i} for i in range(3)]
-    assert [row.timestamp for row in read(tmp_path, json.dumps(entries)).samples] == [0.0, 0.5, 1.0]
-    entries = [{"gpu_index": 0, "utilization": 1} for _ in range(3)]
-    assert [row.timestamp for row in read(tmp_path, json.dumps(entries)).samples] == [0.0, 1.0, 2.0]
 
 
 def test_entries_that_are_none_are_counted(tmp_path: Path) -> None:

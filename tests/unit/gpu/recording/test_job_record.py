@@ -133,13 +133,3 @@ def test_the_header_names_the_columns_and_a_uuid_cannot_leave_the_directory(tmp_
     recorder.append(reading(1.0))  # after close: ignored
     (path,) = tmp_path.glob("*.csv")
     assert path.read_text(encoding="utf-8") == ",".join(COLUMNS) + "\n"
-
-
-def test_telemetry_without_its_identity_is_still_read(tmp_path: Path) -> None:
-    recorder = JobRecorder(tmp_path, gpu_info())
-    recorder.append(reading(1.0, power_watts=5.0))
-    recorder.close()
-    (identity,) = tmp_path.glob("*.json")
-    identity.write_text("not json")
-    (one,) = read_job_telemetry(tmp_path).samples
-    assert (one.power_watts, one.gpu_name, one.gpu_index) == (5.0, None, 0)

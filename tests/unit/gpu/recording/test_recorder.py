@@ -17,15 +17,13 @@ from orchestrator.gpu.drivers.nvidia import open_nvidia
 from orchestrator.gpu.recording.reading import read_recording
 from orchestrator.gpu.recording.recorder import (
     GpuStats,
-    Quantiles,
     Recorder,
     RecordOptions,
-    RecordStats,
     TrainingFile,
     _single_formatter,
 )
 from orchestrator.gpu.recording.rows import COLUMNS, View, csv_header, csv_row, multi_entry, single_entry
-from orchestrator.gpu.sample import Detail, Sample, Throttle, Vendor
+from orchestrator.gpu.sample import Detail, Sample, Throttle
 from orchestrator.gpu.sampler import Reading
 from tests.support import fake_nvml
 from tests.support.fake_nvml import FakeNvml
@@ -190,13 +188,6 @@ def test_a_choice_that_cannot_be_recorded_is_named(
         Recorder([make_reader("GPU-a")], options(tmp_path, **changes))
 
 
-def test_other_vendors_keep_their_sensors_names() -> None:
-    view = view_of(full(temperatures=(("edge", 61.0), ("junction", 79.0))), vendor=Vendor.AMD)
-    entry = single_entry(AT, 0.0, view, {})
-    assert entry["temperatures"] == {"Edge": 61.0, "Junction": 79.0}
-    assert (entry["gpu_type"], entry["temperature"]) == ("AMD", 61.0)
-
-
 def test_values_read_less_often_are_repeated_for_a_while_only() -> None:
     view = view_of(full(at=100.0))
     view.update(Reading(tick=1, lateness=0.0, detail=Detail.POWER, sample=sample(at=101.0, power_watts=99.0)))
@@ -260,12 +251,6 @@ def test_a_json_recording_is_valid_at_every_moment(nvml: FakeNvml, tmp_path: Pat
     assert entries[0]["aggregate_stats"]["gpu_count"] == 2
     assert entries[0]["aggregate_stats"]["total_power"] == 600.0
     assert json.loads(single.read_bytes())[0]["gpu_name"] == "NVIDIA H100 80GB HBM3"
-
-
-def test_one_gpu_has_no_multi_gpu_file(make_reader: MakeReader, tmp_path: Path) -> None:
-    with Recorder([make_reader("GPU-a")], options(tmp_path, rate=50.0)) as running:
-        wait_for(lambda: running.stats.lateness.count > 3, "a few readings")
-    assert [path.name for path in tmp_path.iterdir()] == ["gpu_stats_lenet5_20260115_103000.json"]
 
 
 def test_a_hanging_gpu_leaves_its_cells_empty_and_the_others_rows_on_time(
@@ -377,13 +362,6 @@ def test_achieved_and_distinct_rates_are_told_apart(nvml: FakeNvml, tmp_path: Pa
     assert result["missed_ticks"] == running.stats.missed
 
 
-def test_the_rate_of_new_values_is_counted_apart_from_the_rate_of_readings() -> None:
-    stats = GpuStats(gpu_info())
-    for tick in range(101):
-        stats.add(sample(at=tick / 100, power_watts=300.0 + tick // 5, fresh=tick % 5 == 0))
-    assert (stats.rate, stats.fresh_rate) == (pytest.approx(100.0), pytest.approx(20.0))
-
-
 def test_energy_by_the_counter_beside_the_integral_of_power() -> None:
     stats = GpuStats(gpu_info())
     for tick in range(101):
@@ -394,25 +372,6 @@ def test_energy_by_the_counter_beside_the_integral_of_power() -> None:
     assert stats.rate == pytest.approx(100.0)
     stats.add(sample(at=20.0, power_watts=300.0))
     assert stats.integral_joules == pytest.approx(300.0), "nobody knows what it drew in a gap of 19 s"
-
-
-def test_energy_without_a_counter() -> None:
-    stats = RecordStats((gpu_info(),), 10.0)
-    for tick in range(11):
-        stats.add(Reading(tick=tick, lateness=0.0, detail=Detail.FULL, sample=sample(at=tick / 10, power_watts=100.0)))
-    assert stats.as_dict()["gpus"][0]["energy_counter_joules"] is None
-    assert "100.0 J by integrating power (no counter)" in stats.text()
-
-
-def test_quantiles_are_good_to_five_per_cent() -> None:
-    quantiles = Quantiles()
-    assert quantiles.quantile(0.99) == 0.0
-    for number in range(1, 10_001):
-        quantiles.add(number / 1e6)
-    assert quantiles.quantile(0.5) == pytest.approx(0.005, rel=0.06)
-    assert quantiles.quantile(0.99) == pytest.approx(0.0099, rel=0.06)
-    assert quantiles.quantile(1.0) == pytest.approx(0.01, rel=0.06)
-    assert quantiles.maximum == 0.01
 
 
 def test_what_is_recorded_is_read_back(nvml: FakeNvml, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from orchestrator.runtime.cluster import connection as module
 from orchestrator.runtime.cluster.cluster import refuse_exposed_token
 from orchestrator.runtime.cluster.connection import RayConnection
-from orchestrator.runtime.cluster.head import SETTINGS, START_TRIES, ClusterError
+from orchestrator.runtime.cluster.head import START_TRIES, ClusterError
 from orchestrator.spec.token_file import TokenExposedError
 from tests.support.processes import all_gone
 from tests.support.stack import PATIENCE_SECONDS, wait_until
@@ -93,11 +93,6 @@ def test_a_daemon_that_ray_freezes_ends_and_says_where(step: str) -> None:
     assert ended.returncode == 1
     assert "Timeout" in ended.stderr
     assert "in freeze" in ended.stderr
-
-
-def test_the_first_driver_of_a_head_waits_for_no_worker() -> None:
-    """Ray registers it once as many workers as CPUs have registered: never, if one of them is too slow."""
-    assert SETTINGS["RAY_prestart_worker_first_driver"] == "0"
 
 
 def reset_as_ray_does() -> None:

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -22,7 +21,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from orchestrator.durable_files import write_whole
-from orchestrator.runtime.cluster import cluster as cluster_module
 from orchestrator.runtime.cluster.cluster import Cluster, ClusterOptions
 from orchestrator.runtime.cluster.head import (
     START_TRIES,
@@ -34,7 +32,6 @@ from orchestrator.runtime.cluster.head import (
     of_session,
     ray_environment,
     read_head,
-    scaled,
     write_head,
 )
 from orchestrator.runtime.nodes import control_plane
@@ -140,30 +137,6 @@ def test_a_head_of_an_earlier_daemon_that_is_ending_is_ended_and_not_taken(tmp_p
 
 
 # -- the number of idle workers that it is requested to keep
-
-
-@pytest.mark.parametrize(("placed", "kept"), [(None, 2), ({"a": 1}, 2), ({"a": 5}, 5)])
-def test_it_keeps_as_many_idle_workers_as_it_began_with_or_as_the_gang_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placed: dict[str, int] | None, kept: int
-) -> None:
-    requested: list[int] = []
-    node = RayNode(id="n1", alive=True, hostname="h", address="", port=1, total={"CPU": 2.0})
-    monkeypatch.setattr(control_plane, "nodes", lambda: {"n1": node})
-    monkeypatch.setattr(control_plane, "prestart_workers", lambda _node, count, _seconds: requested.append(count))
-    monkeypatch.setattr(cluster_module, "idle_workers", lambda _raylet: 1)
-
-    async def run() -> None:
-        paths = Settings.from_environ({"ORCH_HOME": str(tmp_path)}).paths
-        cluster = Cluster(paths, ClusterOptions(warm_workers=2), on_lost=lambda: None)
-        head: Any = SimpleNamespace(raylet_pid=4711)
-        cluster._head = head
-        await cluster.warm(placed)
-        assert requested == [], "Ray is not connected"
-        cluster.ray.opened()
-        await cluster.warm(placed)
-
-    asyncio.run(run())
-    assert requested == [kept - 1], "one is there"
 
 
 def test_the_raylet_is_no_idle_worker_though_its_command_line_has_that_of_workers() -> None:
@@ -295,14 +268,6 @@ def test_a_start_that_fails_is_tried_again_and_told_in_one_line(starter: Callabl
     assert not head.is_alive
 
 
-def test_a_start_that_never_works_leaves_no_process(starter: Callable[..., Starter]) -> None:
-    made = starter(fails=1000)
-    with pytest.raises(ClusterError, match=r"Ray's head did not start: .*the port is taken"):
-        asyncio.run(made.head.start())
-    assert len(made.started()) == START_TRIES
-    all_gone("what failed starts began", [*chain.from_iterable(made.started())])
-
-
 def test_a_start_that_hangs_is_given_up_without_a_trace(
     starter: Callable[..., Starter], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -334,10 +299,3 @@ def test_what_a_start_began_is_ended_though_its_daemon_died_before_it_knew_the_p
         for each in (of_head, other, apart):
             each.kill()
             each.communicate()
-
-
-def test_limits_grow_with_the_load() -> None:
-    assert scaled(60.0, load=0.1, cpus=2) == 60.0
-    assert scaled(60.0, load=2.0, cpus=2) == 60.0
-    assert scaled(60.0, load=6.0, cpus=2) == 180.0
-    assert scaled(60.0, load=1000.0, cpus=2) == 300.0

@@ -156,11 +156,3 @@ def test_an_exporter_that_has_not_answered_yet_is_starting_and_not_for_ever(clus
     asyncio.run(exporters.ask())
     assert cluster.restarted == [slow]
     assert not exporters.is_starting("GPU-a"), "the one that replaces it has to show that it is better"
-
-
-def test_an_exporter_that_has_answered_is_never_starting_again(cluster: FakeCluster) -> None:
-    exporters = made(cluster, report_seconds=0.01)
-    assert not exporters.is_starting("GPU-a")
-    cluster.actors["GPU-a"].hangs = True
-    asyncio.run(exporters.ask())
-    assert not exporters.is_starting("GPU-a")

@@ -67,12 +67,6 @@ def test_no_place_is_found_where_the_kernel_names_none(tmp_path: Path, lines: tu
     assert find_place(str(tmp_path), str(tmp_path / "absent")) is None
 
 
-def test_no_place_is_found_where_nothing_may_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    group(tmp_path, "memory", "memory")
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    assert find_place(str(tmp_path), membership(tmp_path, "0::/")) is None
-
-
 def make(tmp_path: Path, version: int) -> Group:
     made = Group.create(CgroupParent(str(tmp_path), version, has_memory=True))
     assert made is not None
@@ -111,11 +105,6 @@ def test_a_group_without_memory_limits_nothing_and_counts_nothing(tmp_path: Path
     assert made is not None
     assert not made.limit_memory(4096)
     assert made.usage() is None
-
-
-def test_no_group_is_made_where_there_is_no_place(tmp_path: Path) -> None:
-    assert Group.create(None) is None
-    assert Group.create(CgroupParent(str(tmp_path / "absent"), 2, has_memory=True)) is None
 
 
 def test_only_a_group_of_orchs_is_opened_by_a_path_that_was_read(tmp_path: Path) -> None:

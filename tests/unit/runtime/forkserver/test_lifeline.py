@@ -70,12 +70,6 @@ def test_events_until_the_last(ends: tuple[Lifeline, socket.socket]) -> None:
     assert asyncio.run(lifeline.next_event()) is None
 
 
-def test_event_of_a_newer_keeper_is_passed_over(ends: tuple[Lifeline, socket.socket]) -> None:
-    lifeline, keeper = ends
-    tell(keeper, {"event": "yawned", "at": 1.0}, GONE)
-    assert asyncio.run(collect(lifeline)) == [Gone(at=3.0)]
-
-
 def test_keeper_that_hangs_up_too_early_is_lost(ends: tuple[Lifeline, socket.socket]) -> None:
     lifeline, keeper = ends
     tell(keeper, STARTED)
@@ -163,12 +157,6 @@ def test_a_keeper_that_sends_something_else_is_left_out_or_lost(
     keeper.sendall(line)
     keeper.shutdown(socket.SHUT_WR)
     assert [type(event) for event in asyncio.run(collect(lifeline))] == [KeeperLost]
-
-
-def test_what_a_newer_keeper_adds_is_left_alone(ends: tuple[Lifeline, socket.socket]) -> None:
-    lifeline, keeper = ends
-    tell(keeper, {**STARTED, "more": [1]}, GONE)
-    assert asyncio.run(collect(lifeline)) == [Started(pid=7, cold=None, at=1.0), Gone(at=3.0)]
 
 
 RECORD = {"version": 1, "record": {}, "pid": 1, "keeper_pid": 2, "started_at": 1.0, "ended_at": 2.0, "exit_code": 3}

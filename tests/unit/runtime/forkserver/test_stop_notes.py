@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -69,10 +68,6 @@ def test_asyncio_and_other_signals_work_as_ever() -> None:
         """
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_without_a_handler_sigterm_ends_the_process() -> None:
-    assert run("os.kill(os.getpid(), signal.SIGTERM)").returncode == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("attach", [True, False])

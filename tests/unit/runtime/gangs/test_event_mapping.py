@@ -46,20 +46,10 @@ def test_a_seat_has_the_uuids_of_its_gpus_and_the_name_of_its_node() -> None:
     assert (seat.rank, seat.node_name, seat.gpu_ids, seat.gpu_uuids) == (0, "box", ("1",), ("GPU-1",))
 
 
-def test_a_seat_on_a_node_that_has_not_reported_has_what_its_actor_knows() -> None:
-    (seat,) = seats_of([greeting("n2", "3")], {})
-    assert (seat.node_id, seat.node_name, seat.gpu_uuids) == ("n2", "10.0.0.1", ("3",))
-
-
 def test_an_exit_is_told_as_it_was() -> None:
     end = ev.Exit(rank=7, at=5.0, exit_code=1, signal=None, error_type="ValueError", log_tail=("a",))
     fact = exited(JOB, 3, 1, RankEvent(number=2, kind="exited", at=5.0, exit=end), at=6.0)
     assert (fact.attempt, fact.at, fact.exit) == (3, 6.0, replace(end, rank=1)), "which rank it is, the daemon knows"
-
-
-def test_an_exit_that_an_actor_tells_without_its_end_is_an_exit() -> None:
-    fact = exited(JOB, 3, 1, RankEvent(number=2, kind="exited", at=5.0), at=6.0)
-    assert fact.exit == ev.Exit(rank=1, at=5.0, exit_code=None, signal=None)
 
 
 def record(paths: Paths, rank: int, **fields: Any) -> None:

@@ -14,7 +14,6 @@ import structlog
 from orchestrator.core import events as ev
 from orchestrator.core.events import Exit
 from orchestrator.core.facts.notes import StartedCold
-from orchestrator.runtime.forkserver import launch
 from orchestrator.runtime.gangs.ending import Ender
 from orchestrator.runtime.gangs.rank_rpc import GangCalls, Timeouts
 from orchestrator.runtime.gangs.relay import LATE_ANSWERS, EventRelay, facts_of
@@ -56,10 +55,6 @@ def test_a_start_in_a_fresh_interpreter_is_told_once_with_its_reason(
 def test_a_job_that_asks_for_a_fresh_interpreter_is_not_told_of_it() -> None:
     gang, started = Gang(number=1, actors=[]), RankEvent(number=1, kind="started", at=1.0, pid=7, cold=AS_ASKED)
     assert [type(fact) for fact in facts_of(JOB, gang, 1, 0, [started], 2.0)] == [ev.AttemptRunning]
-
-
-def test_what_is_asked_for_has_the_fork_servers_word() -> None:
-    assert launch._cold_reason(SimpleNamespace(cold=True), SimpleNamespace(cold=None)) == AS_ASKED  # type: ignore[arg-type]  # it reads nothing else
 
 
 class Remote:

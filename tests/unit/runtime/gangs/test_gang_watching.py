@@ -196,10 +196,3 @@ def test_what_a_rank_meets_on_storage_is_kept_by_rank() -> None:
     watched = Watched(reply(1, STARTED, storage=met), reply(3, EXITED, GONE))
     watched.run()
     assert watched.gang.storage == {0: StorageSeen(rank=0, failures=3, said="no space")}
-
-
-def test_the_next_poll_has_the_cursor_of_the_reply() -> None:
-    cursor = PollCursor(event=1, progress=2, persisted=3, processes=4, terminal=5)
-    watched = Watched(PollReply(cursor=cursor, events=(STARTED,)), reply(3, EXITED, GONE))
-    watched.run()
-    assert watched.actor.cursors == [PollCursor(), cursor]

@@ -11,7 +11,6 @@ from orchestrator.core.events import Seat
 from orchestrator.runtime.gangs.launching import Places, rank_plans
 from orchestrator.runtime.ranks.logs import LogLimits
 from orchestrator.spec.paths import Paths
-from tests.support.work import calls
 from tests.unit.core.builders import make_spec, pending
 
 if TYPE_CHECKING:
@@ -80,19 +79,6 @@ def test_snapshots_are_shared_on_one_node_only() -> None:
 def test_external_checkpoints_are_watched_by_rank_0_alone() -> None:
     watch: Any = object()
     assert [plan.watch for plan in plans_of([seat(0, "a"), seat(1, "a")], watch=watch)] == [watch, None]
-
-
-@pytest.mark.parametrize("nodes", [1, 4])
-def test_a_plan_costs_the_same_in_a_gang_of_any_size(nodes: int) -> None:
-    def counted(ranks: int) -> int:
-        job = pending(make_spec(workers=ranks))
-        seats = [seat(rank, f"n{rank % nodes}", str(rank)) for rank in range(ranks)]
-        by_node = {f"n{number}": places() for number in range(nodes)}
-        return calls(lambda: list(rank_plans(job, seats, ("10.0.0.1", 29500), by_node)))
-
-    counted(8)  # makes the values that are computed once for the process
-    first, second, third = counted(64), counted(128), counted(256)
-    assert third - second <= 2 * (second - first)
 
 
 @pytest.mark.parametrize("entrypoint", ["python train.py", "/home/a/.pyenv/shims/python train.py"])

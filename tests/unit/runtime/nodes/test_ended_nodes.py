@@ -61,12 +61,6 @@ def test_an_embedded_head_s_node_outlives_its_raylets(tmp_path: Path, monkeypatc
     assert not (tmp_path / "local" / "raylet").exists()
 
 
-@pytest.mark.parametrize("variable", ["", "x", "-1"])
-def test_without_a_raylet_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
-    monkeypatch.setenv(RAYLET_PID, variable)
-    assert raylet_of(node(tmp_path, "n")) is None
-
-
 def test_a_raylet_that_has_just_ended_is_named_and_not_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: int
 ) -> None:

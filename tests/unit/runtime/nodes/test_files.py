@@ -255,20 +255,6 @@ def test_a_mirror_holds_every_line_once_through_rotation_and_restarts(tmp_path: 
     assert len(list(target.parent.glob("*.log.*"))) > 1, "it was rotated"
 
 
-def test_a_mirror_that_was_removed_goes_on_where_it_was(tmp_path: Path) -> None:
-    files = NodeFiles(tmp_path / "node")
-    target = tmp_path / "rank.log"
-    writer = LogWriter(log_path(files.paths.logs(JOB), 1, 0))
-    mirror = LogMirror(target, LIMITS)
-    for number in range(2):
-        writer.feed("o", b"line %d\n" % number, 1.0)
-        mirror.take(files.read_logs(JOB, {(1, 0): mirror.place})[0])
-        assert target.read_text() == f"1.000000 o line {number}\n"
-        target.unlink()
-        mirror = LogMirror(target, LIMITS)
-    writer.close(2.0)
-
-
 # -- both sides
 
 
@@ -333,13 +319,6 @@ def test_a_working_copy_travels_once(tmp_path: Path) -> None:
     assert (work / "train.py").stat().st_mode & 0o100
     assert agent.calls.count("put_blob") > 5, "in several pieces"
     assert agent.calls[-2:] == ["missing_blobs", "lay_out"], "the second time nothing was sent"
-
-
-def test_a_job_without_a_working_directory_has_an_empty_one(tmp_path: Path) -> None:
-    agent = Agent(tmp_path / "node")
-    ours, paths = two_sides(tmp_path, agent)
-    run(ours.ship(changed(job_on(paths, "n0"), snapshot="")))
-    assert list(agent.node.paths.work(JOB).iterdir()) == []
 
 
 def test_a_node_that_is_gone_is_told_by_name(tmp_path: Path) -> None:

@@ -138,14 +138,6 @@ def test_a_log_without_kept_files_begins_anew_when_it_is_full(tmp_path: Path) ->
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_the_short_lines_of_a_document_are_no_secrets() -> None:
-    masker = Masker(['{\n  "key": "abcdefgh"\n}\n', "", "single"])
-    assert masker.text('{} "key": "abcdefgh" single') == "{} *** ***"
-    assert not Masker(["", ""])
-    assert masker.beginning(b"a sing") == 4
-    assert masker.beginning(b"a single") == 0
-
-
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
 def test_on_a_full_disk_a_rank_runs_without_a_log_until_there_is_room(tmp_path: Path, kind: str) -> None:
     with small_disk(tmp_path, 8, kind=kind) as disk:

@@ -91,7 +91,3 @@ def test_a_message_that_is_none_is_left_out() -> None:
 
 def test_an_end_without_an_exit_is_a_kill() -> None:
     assert Scene(STARTED, Gone(at=3.0)).run()[1:] == [("exited", None, 9), ("gone", None, None)]
-
-
-def test_an_exit_that_cannot_be_told_does_not_hide_the_end() -> None:
-    assert [kind for kind, *_ in Scene(STARTED, Gone(at=3.0), exits_fail=True).run()] == ["started", "gone"]

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from orchestrator.runtime.gangs.table import runtime_env_for_ray
 from orchestrator.runtime.ranks.launch_spec import RankPlan, inside
-from orchestrator.spec.model import RuntimeEnvSpec
 
 MADE = "/tmp/s/runtime_resources/py_modules_files/x"
 VENV = "/tmp/s/runtime_resources/pip/y/virtualenv/bin/python"
@@ -36,10 +33,6 @@ PLAN = RankPlan(
 
 def test_a_job_without_one_is_left_as_it_is() -> None:
     assert inside(PLAN, {"PYTHONPATH": MADE}, VENV) is PLAN
-
-
-def test_packages_are_ray_s_own_business(tmp_path: Path) -> None:
-    assert runtime_env_for_ray(RuntimeEnvSpec(pip=("einops==0.8",)), tmp_path) == {"pip": ["einops==0.8"]}
 
 
 def test_modules_come_before_the_job_s_own_path() -> None:

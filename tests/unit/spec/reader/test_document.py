@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import pytest
 import yaml
 
-from orchestrator.spec.fields.nodes import ListNode, MapNode, ScalarNode, kind_of
+from orchestrator.spec.fields.nodes import ListNode, MapNode, ScalarNode
 from orchestrator.spec.problems import Problem, SpecError
 from orchestrator.spec.reader import document
 from orchestrator.spec.reader.document import MAX_DEPTH, MAX_NODES, Node, compose
@@ -169,9 +169,7 @@ def test_depth_through_aliases_is_bounded(refused: Refused) -> None:
     assert "nested deeper than 32 levels through the alias" in refused("\n".join(lines)).message
 
 
-@pytest.mark.parametrize(
-    "text", ["[" * 500_000, "{a: " * 200_000, "- " * 400_000, "a: [" + "x, " * 300_000 + "]"], ids=["[", "{", "-", "x"]
-)
+@pytest.mark.parametrize("text", ["[" * 500_000, "a: [" + "x, " * 300_000 + "]"], ids=["[", "x"])
 def test_a_large_hostile_text_is_refused_before_it_is_read_through(
     text: str, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
@@ -193,8 +191,3 @@ def test_a_large_hostile_text_is_refused_before_it_is_read_through(
 @pytest.mark.parametrize("text", ["#" + "x" * MAX_JOB_BYTES, "#" + "é" * (MAX_JOB_BYTES // 2)], ids=["ascii", "utf-8"])
 def test_a_text_over_the_size_limit_is_refused_unread(text: str, refused: Refused) -> None:
     assert "larger than 1048576 bytes" in refused(text).message
-
-
-def test_kinds_have_names(read: Read) -> None:
-    names = [kind_of(node) for text in ("{}", "[]", "~", "on", "x") for node in [read(text)[0]] if node is not None]
-    assert names == ["a mapping", "a list", "nothing", "the YAML boolean on", '"x"']

@@ -2,10 +2,7 @@
 
 import pytest
 
-from orchestrator.core.notices import FINDING
-from orchestrator.core.states import JobState
 from orchestrator.spec.job import parse_job
-from orchestrator.spec.model import NotifyState
 from orchestrator.spec.problems import SpecError
 from orchestrator.spec.reader import key_aliases as words
 from orchestrator.spec.reader.key_aliases import named_keys, snake
@@ -98,7 +95,3 @@ def test_no_foreign_word_stands_twice_or_is_one_of_ours_in_its_place() -> None:
 )
 def test_known_words_get_the_key_that_means_the_same(text: str, hint: str) -> None:
     assert hint in hint_for(text)
-
-
-def test_the_states_to_be_notified_of_are_the_states_of_a_job() -> None:
-    assert list(NotifyState.__args__) == [*(state.value for state in JobState), FINDING]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from orchestrator.spec.job import parse_job, to_dict
-from orchestrator.spec.model import JobSpec, LogPolicy
+from orchestrator.spec.model import LogPolicy
 from orchestrator.spec.problems import Problem, SpecError
 
 FILE = """\
@@ -78,10 +78,6 @@ def test_the_rest_of_the_file_stays_as_it_is() -> None:
 def test_later_ones_win_and_can_mend_a_broken_file() -> None:
     assert parse_job(FILE, overrides=["priority=1", "priority=2"]).priority == 2
     assert parse_job(FILE.replace("10", "high"), overrides=["priority=2"]).priority == 2
-
-
-def test_a_job_can_be_written_on_the_command_line_alone() -> None:
-    assert parse_job("", overrides=["name=a", "entrypoint=python t.py"]) == JobSpec(name="a", entrypoint="python t.py")
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orchestrator import store as package
 from orchestrator.store.sql.schema import connect
-from orchestrator.store.sql.statements import STATEMENTS, parse
+from orchestrator.store.sql.statements import STATEMENTS
 from tests.unit.core.builders import ID
 from tests.unit.store.lives import add
 
@@ -19,27 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from orchestrator.store.sqlite import SqliteStore
-
-SOURCES = Path(package.__file__).parent
-
-
-def test_every_statement_is_used_and_every_use_is_a_statement() -> None:
-    text = "\n".join(p.read_text() for p in SOURCES.rglob("*.py"))
-    used = set(re.findall(r'STATEMENTS\["(\w+)"\]', text)) | set(re.findall(r'"(select_jobs\w*)"', text))
-    assert used == set(STATEMENTS)
-
-
-def test_statements_are_told_apart() -> None:
-    found = parse("-- head\n\n-- name: one\n-- The first.\nSELECT 1;\n\n-- name: two\n-- The second.\nSELECT\n  2;\n")
-    assert found == {"one": "SELECT 1", "two": "SELECT\n  2"}
-
-
-@pytest.mark.parametrize(
-    "text", ["-- name: x\nSELECT 1;\n", "-- name: x\n-- A.\nSELECT 1;\n-- name: x\n-- B.\nSELECT 2;\n"]
-)
-def test_a_statement_without_a_sentence_or_with_a_name_that_is_taken_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="statement 'x'"):
-        parse(text)
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,7 @@ def hf_trainer(output: Path) -> Any:
     return transformers.Trainer(model=Model(), args=arguments, train_dataset=rows)
 
 
+@pytest.mark.rare
 def test_hf_reports_stops_and_goes_on(tmp_path: Path, page: ProgressPage) -> None:
     pytest.importorskip("transformers")
     from orchestrator.train.integrations import hf
@@ -165,6 +166,7 @@ def lightning_parts() -> tuple[Any, Any, Any]:
     return trainer, Module(), StatefulDataLoader(data(), batch_size=4)  # Lightning saves its position as well
 
 
+@pytest.mark.rare
 def test_lightning_reports_stops_and_goes_on(tmp_path: Path, page: ProgressPage) -> None:
     pytest.importorskip("lightning.pytorch")
     from orchestrator.train.integrations import lightning

@@ -48,7 +48,3 @@ def test_loops(tmp_path: Path, block: int) -> None:
     exec(BLOCKS[block], names)
     assert manager.progress.step == (16 if block == 1 else 8)
     assert manager.fault_tolerance.saved_step in {6, 15}
-
-
-def test_there_are_no_other_blocks() -> None:
-    assert len(BLOCKS) == 3

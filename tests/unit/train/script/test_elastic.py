@@ -128,8 +128,3 @@ def test_ranks_that_meet_in_every_pass_need_equally_many() -> None:
     config = MultiGPUConfig(batch_size=1, global_batch_size=8, training_mode="fully_sharded")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="raise batch_size or global_batch_size"):
         step_share(config, a_context(ranks=3))
-
-
-def test_a_pass_takes_at_least_one_sample() -> None:
-    with pytest.raises(ValueError, match="at least one sample"):
-        share_out(8, rank=0, world_size=2, per_pass=0)

@@ -83,24 +83,3 @@ def test_there_is_no_token_where_ranks_have_nothing_in_common():
 def test_nonsense_is_refused_by_name(environ, message):
     with pytest.raises(EnvironmentValueError, match=message):
         read_environment(environ)
-
-
-def test_how_often_to_save_is_read_as_well():
-    here = read_environment(
-        {"ORCH_CHECKPOINT_INTERVAL": "30s", "ORCH_RECOVERY_SECONDS": "0.2", "ORCH_FAILURE_SECONDS": "60"}
-    )
-    assert (here.interval.seconds, here.recovery_seconds, here.failure_seconds) == (30.0, 0.2, 60.0)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("ORCH_CHECKPOINT_INTERVAL", "often"),
-        ("ORCH_RECOVERY_SECONDS", "soon"),
-        ("ORCH_FAILURE_SECONDS", "-1"),
-        ("ORCH_FAILURE_SECONDS", "inf"),
-    ],
-)
-def test_nonsense_about_how_often_is_refused_by_name(name, value):
-    with pytest.raises(EnvironmentValueError, match=name):
-        read_environment({name: value})

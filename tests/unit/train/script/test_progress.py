@@ -1,6 +1,5 @@
 """The progress page: written values are read back, and a half-written record is never seen."""
 
-import itertools
 import math
 import os
 import random
@@ -16,7 +15,6 @@ from orchestrator.train.script import progress as layout
 from orchestrator.train.script.progress import ProgressPageError
 from orchestrator.train.script.progress_reading import CheckpointFacts, ProgressSnapshot
 from tests.support.pages import BothSides
-from tests.support.work import calls, calls_of_c
 
 HAMMER = """
 import sys
@@ -50,10 +48,6 @@ def rank(path, page):
     rank = BothSides.open(path)
     yield rank
     rank.close()
-
-
-def test_a_blank_page_reads_as_a_blank_snapshot(page):
-    assert page.read() == ProgressSnapshot()
 
 
 def test_a_full_report_comes_through(page, rank):
@@ -134,16 +128,6 @@ def test_processor_time_of_a_step_is_that_of_the_thread_that_reports_without_wha
     other.start()
     other.join()
     assert page.read().busy_seconds == pytest.approx(2.1)
-
-
-def test_only_the_most_recent_durations_are_kept_oldest_first(page, rank, monkeypatch):
-    ticks = [float(n * n) for n in range(layout.RECENT_STEPS + 5)]
-    clock = iter(ticks)
-    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
-    for step in range(len(ticks)):
-        rank.write(step=step)
-    durations = [after - before for before, after in itertools.pairwise(ticks)]
-    assert list(page.read().recent_step_seconds) == durations[-layout.RECENT_STEPS :]
 
 
 def test_neither_a_change_of_phase_nor_a_save_counts_as_step_time(page, rank, monkeypatch):
@@ -320,13 +304,3 @@ def test_threads_may_report_at_once(page, rank):
     for thread in threads:
         thread.join()
     assert page.read().metrics == {f"t{n}": 199.0 for n in range(4)}
-
-
-def test_a_report_is_a_few_calls_and_asks_nothing_of_the_system(rank):
-    def report():
-        for step in range(500):
-            rank.write(step=step, total_steps=500, metrics={"loss": 0.5})
-
-    report()
-    assert calls(report) < 500 * 30
-    assert not {name for name in calls_of_c(report) if name.startswith(("posix.", "_io.", "_socket.", "fcntl."))}

@@ -115,11 +115,6 @@ def test_a_fact_that_cannot_be_used_is_left_out_and_named(page, body, name):
     assert seen.checkpoint == CheckpointFacts(failed_saves=3)
 
 
-def test_keys_of_a_newer_version_are_left_alone(page):
-    put(page, layout.FACTS, b'{"saved_step": 4, "from_the_future": [1]}')
-    assert (page.read().checkpoint.saved_step, page.read().unusable) == (4, ())
-
-
 @pytest.mark.parametrize("raw", [b"[" * 3000, b"null", b"{", b"\xff", b'{"saved_step": ' + b"9" * 3000 + b"}"])
 def test_facts_that_are_no_object_are_left_out(page, raw):
     put(page, layout.FACTS, raw)

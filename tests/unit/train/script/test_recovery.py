@@ -73,7 +73,7 @@ def undisturbed(tmp_path_factory):
     return output[-1]
 
 
-@pytest.mark.parametrize("snapshots", [True, False])
+@pytest.mark.parametrize("snapshots", [True, pytest.param(False, marks=pytest.mark.rare)])
 def test_a_killed_run_ends_bit_identical_and_loses_at_most_one_step(tmp_path, undisturbed, snapshots):
     chance = random.Random(11)
     persister = SnapshotPersister(

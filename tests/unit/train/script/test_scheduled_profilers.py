@@ -24,8 +24,11 @@ def scheduled(recorded: list[int], plan: Any) -> profile:
     return profile(activities=[ProfilerActivity.CPU], schedule=plan, on_trace_ready=ready)
 
 
-@pytest.mark.parametrize("plan", [(1, 2, 2), (1, 1, 2), (0, 6, 2), (2, 2, 3), (0, 3, 2), (0, 1, 1), (8, 1, 1)], ids=str)
-@pytest.mark.parametrize("steps", [1, 3, STEPS])
+@pytest.mark.parametrize(
+    ("plan", "steps"),
+    [((1, 2, 2), 1), ((1, 2, 2), STEPS), ((0, 6, 2), 3), ((2, 2, 3), 3), ((0, 1, 1), 1), ((8, 1, 1), STEPS)],
+    ids=str,
+)
 def test_one_that_begins_within_a_trace_has_its_own_result(
     tmp_path: Path, plan: tuple[int, int, int], steps: int
 ) -> None:
@@ -51,7 +54,7 @@ def test_one_that_begins_within_a_trace_has_its_own_result(
     assert tracer.step_done() is not None, "the next trace is taken"
 
 
-@pytest.mark.parametrize("before", range(4))
+@pytest.mark.parametrize("before", [0, 3])
 def test_a_trace_waits_for_one_that_has_started(tmp_path: Path, before: int) -> None:
     recorded: list[int] = []
     tracer = Tracer(tmp_path / "page", torch.device("cpu"))

@@ -30,10 +30,9 @@ from orchestrator.train.script.profiling import (
 from orchestrator.train.script.training_context import Context
 from orchestrator.train.trainer.config.config import MultiGPUConfig
 from orchestrator.train.trainer.loop.manager import MultiGPUTrainingManager
-from orchestrator.train.trainer.loop.recovery import StopAgreement, explain_broken_collective, share_error
 from orchestrator.train.trainer.loop.reporting import ProgressBar, log_event
 from tests.support.pages import BothSides
-from tests.unit.train.trainer.builders import a_dataset, a_model, alone, cross_entropy, sgd
+from tests.unit.train.trainer.builders import a_dataset, a_model, cross_entropy, sgd
 
 
 def test_progress_reaches_the_page_that_orch_reads(tmp_path: Path) -> None:
@@ -297,17 +296,3 @@ def test_an_uncaught_quiet_error_ends_the_process_without_a_word() -> None:
     assert [process.returncode for process in ended] == [1, 1]
     assert ended[0].stderr.count("batch_size: expected a whole number of at least 1, got 0") == 1
     assert ended[1].stderr == ended[1].stdout == ""
-
-
-def test_one_rank_alone_shares_nothing() -> None:
-    error = DataError("x")
-    assert share_error(error, alone(), under_orch=False) is error
-    assert explain_broken_collective(RuntimeError("gloo: Connection closed by peer"), alone(), under_orch=False) is None
-
-
-def test_one_rank_alone_stops_at_once() -> None:
-    wanted: list[Any] = []
-    agreement = StopAgreement(alone(), lambda: bool(wanted))
-    assert not agreement.reached()
-    wanted.append(1)
-    assert agreement.reached()

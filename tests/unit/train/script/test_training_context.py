@@ -127,10 +127,6 @@ def test_a_report_of_nonsense_is_refused_and_changes_nothing(make, page, report,
     assert page.read().step is None
 
 
-def test_reports_work_without_a_page():
-    Context(read_environment({})).report(step=1, loss=0.5)
-
-
 def test_a_recording_is_told_epoch_batch_and_phase(make, tmp_path):
     """Rank 0 alone writes it, in the form that `orch record` reads (gpu.recorder.TrainingFile)."""
     path = tmp_path / "training.json"

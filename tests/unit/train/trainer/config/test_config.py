@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import subprocess
@@ -19,7 +18,6 @@ from orchestrator.train.trainer.config import rules as config_rules
 from orchestrator.train.trainer.config.config import (
     TRAINER_VARIABLE,
     MultiGPUConfig,
-    add_arguments,
     settings,
     show_default,
 )
@@ -343,16 +341,6 @@ def test_an_unknown_option_ends_with_2() -> None:
     assert caught.value.code == 2
 
 
-def test_the_other_ranks_end_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 reports the error; on the other ranks, it ends the process without output."""
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError) as caught:
-        MultiGPUConfig(batch_size=0)
-    assert isinstance(caught.value, SystemExit)
-    assert caught.value.code == 1
-
-
 def test_every_field_is_documented() -> None:
     """docs/training.md has the table that the settings' definitions give, and no other row."""
     rows = [
@@ -362,14 +350,6 @@ def test_every_field_is_documented() -> None:
     text = (ROOT / "docs" / "training.md").read_text()
     table = "| setting | unit | default | effect |\n|---|---|---|---|\n" + "\n".join(rows) + "\n\n"
     assert table in text, "write into docs/training.md:\n" + table
-
-
-def test_help_names_every_field() -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    text = parser.format_help()
-    for name in settings():
-        assert f"--{name.replace('_', '-')}" in text
 
 
 @pytest.mark.parametrize(
@@ -400,13 +380,6 @@ def test_values_of_python_are_taken(given: dict[str, Any], value: object) -> Non
 )
 def test_words_of_a_command_line_are_taken(arguments: list[str], name: str, value: object) -> None:
     assert getattr(MultiGPUConfig.from_args(arguments, max_grad_norm=2.0), name) == value
-
-
-def test_what_an_earlier_version_accepted_in_quotation_marks_is_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stored job's ranks are given its settings as they were accepted."""
-    monkeypatch.setenv(TRAINER_VARIABLE, json.dumps({"batch_size": "8", "sync_bn": "yes", "device_ids": "0,1"}))
-    config = MultiGPUConfig.from_job()
-    assert (config.batch_size, config.sync_bn, config.device_ids) == (8, True, (0, 1))
 
 
 def test_a_configuration_is_read_without_pydantic() -> None:

@@ -6,8 +6,6 @@ import pytest
 import torch
 
 from orchestrator.train.trainer.config.config import MultiGPUConfig
-from orchestrator.train.trainer.engine import step_clock as clock
-from orchestrator.train.trainer.engine.step_clock import EVERY, CudaClock, Part
 from orchestrator.train.trainer.engine.trainer import DistributedDataParallelTrainer
 from orchestrator.train.trainer.measure.metrics import MetricsCollector
 from tests.unit.train.trainer.builders import a_model, alone, cross_entropy, equal, weights
@@ -31,41 +29,3 @@ def test_a_fused_optimizer_skips_by_itself_what_the_device_calls_bad(kind: type[
     assert not equal(weights(model), before)
     assert metrics.late_streak() == 0
     assert not hasattr(trainer.optimizer, "found_inf")
-
-
-class Event:
-    """An event of a device that needs one millisecond for each; the first ``finished`` events are done."""
-
-    passed = 0
-    finished = 0
-
-    def __init__(self, *, enable_timing: bool) -> None:
-        assert enable_timing
-
-    def record(self) -> None:
-        Event.passed += 1
-        self.number = Event.passed
-
-    def query(self) -> bool:
-        return self.number <= Event.finished
-
-    def elapsed_time(self, later: Event) -> float:
-        return float(later.number - self.number)
-
-
-def test_events_are_read_when_they_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock.torch.cuda, "Event", Event)
-    device = CudaClock()
-    parts = (Part.DATA, Part.FORWARD, Part.BACKWARD, Part.FORWARD, Part.OPTIMIZER)
-    for _ in range(2 * EVERY):
-        device.begin()
-        for part in parts:
-            device.mark(part)
-        device.end()
-    assert Event.passed == 2 * 6, "one step of EVERY is measured"
-    assert device.take() == {}, "the device has not come there yet"
-    Event.finished = 6
-    assert device.take() == {Part.DATA: 0.001, Part.FORWARD: 0.002, Part.BACKWARD: 0.001, Part.OPTIMIZER: 0.001}
-    Event.finished = 12
-    assert device.take()[Part.FORWARD] == 0.002
-    assert device.take() == {}

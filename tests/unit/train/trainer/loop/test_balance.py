@@ -149,15 +149,6 @@ def _state(trainer: Any) -> dict[str, Any]:
     return shared_state(trainer, Progress())
 
 
-def test_a_checkpoint_from_before_there_were_portions_is_read() -> None:
-    alone = RankGroup(rank=0, world_size=1, local_rank=0, device=CPU)
-    trainer = make_trainer(MultiGPUConfig(batch_size=8), alone)
-    trainer.prepare(a_model(), loss_fn=cross_entropy, optimizer=sgd)
-    state = _state(trainer)
-    del state["portions"]
-    assert restore_shared_state(state, trainer).portions is None
-
-
 def test_loops_loaders_and_datasets_that_cannot_follow_are_refused() -> None:
     with pytest.raises(ConfigError, match="call fit or train_epoch, or leave balance out"):
         shares_of().refuse_own_loop()
@@ -187,18 +178,6 @@ class Remembering(TensorDataset):
 def test_settings_that_need_equal_passes_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"and {name} needs all of them in every pass: leave one out"):
         measured(**{name: True})
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"training_mode": "fully_sharded"}, "balance has no effect with training_mode fully_sharded"),
-        ({"enable_fault_tolerance": False}, "changes shares at checkpoints, and enable_fault_tolerance is false"),
-    ],
-)
-def test_settings_without_effect_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        measured(**settings)
 
 
 def _around(ranks: int) -> Surroundings:

@@ -606,24 +606,3 @@ class Augmented(Dataset[Any]):
 
 
 # The summary of several runs
-
-
-def test_the_comparison_report_needs_a_throughput(tmp_path: Path) -> None:
-    manager = a_manager(tmp_path)
-    with pytest.raises(ValueError, match="no throughput"):
-        manager.comparison_report({"a": {}})
-    with pytest.raises(ValueError, match="at least one"):
-        manager.comparison_report({})
-
-
-def test_modes_of_one_process_agree(tmp_path: Path) -> None:
-    """On a CPU, data_parallel passes the model through."""
-    trained = []
-    for mode in ("data_parallel", "distributed_data_parallel"):
-        config = MultiGPUConfig(training_mode=mode, batch_size=8, progress_bar=False)  # type: ignore[arg-type]
-        with MultiGPUTrainingManager(config, ctx=a_context(tmp_path / mode)) as manager:
-            model = a_model()
-            assert manager.setup_training(model, a_dataset(), loss_fn=cross_entropy, optimizer=sgd)[0] is model
-            manager.fit(1)
-            trained.append(weights(model))
-    assert equal(*trained)
