@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from orchestrator.clock import SteadyClock
-from orchestrator.core.facts.gangs import ActorMissing, ActorNotPlaced, NodeLost, StoppedUnplaced
-from orchestrator.core.scheduler.resources import rank_size
+from orchestrator.core.facts.faults import ActorMissing, ActorNotPlaced, NodeLost, StoppedUnplaced
+from orchestrator.core.scheduler.placement import rank_size
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.memory.network import Agenda, Network
 from orchestrator.runtime.memory.nodes import Checkpoints, MemoryNode, Saved, UnsafeOrderError, path_of

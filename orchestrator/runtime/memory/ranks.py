@@ -21,7 +21,7 @@ from orchestrator.runtime.ranks.rank_events import RankEvent, StaleAttemptError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from orchestrator.core.facts.gangs import GangFault
+    from orchestrator.core.facts.faults import GangFault
     from orchestrator.core.ids import JobId
     from orchestrator.core.states import StopScope
     from orchestrator.runtime.memory.network import Agenda

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from orchestrator import __version__
 from orchestrator.core.facts.fact import Fact
-from orchestrator.core.facts.nodes import DriverProblem
+from orchestrator.core.facts.faults import DriverProblem
 from orchestrator.gpu.drivers.simulated import FILE_NAME, write_assignments
 from orchestrator.private_files import PRIVATE_UMASK, make_private, remove_private
 from orchestrator.runtime import remote

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.core.facts.nodes import DevicesFailed, DevicesSilent, DeviceWrong, DiskDamaged, DiskUnwritable
+from orchestrator.core.facts.faults import DevicesFailed, DevicesSilent, DeviceWrong, DiskDamaged, DiskUnwritable
 
 if TYPE_CHECKING:
     from pathlib import Path

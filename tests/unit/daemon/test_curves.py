@@ -12,8 +12,18 @@ import pytest
 from orchestrator.api.curve_views import ChartView, CurveQuery, CurvesView
 from orchestrator.core.diagnosis.observation import Pace
 from orchestrator.core.ids import JobId
-from orchestrator.daemon.curve_records import extent, read_part, readings_of, reported_at
-from orchestrator.daemon.curves import MOST_BYTES, Curves, Grid, chart, gpu_history, job_curves
+from orchestrator.daemon.curves import (
+    MOST_BYTES,
+    Curves,
+    Grid,
+    chart,
+    extent,
+    gpu_history,
+    job_curves,
+    read_part,
+    readings_of,
+    reported_at,
+)
 from orchestrator.daemon.jobs import metrics_file
 from orchestrator.gpu.recording.job_record import COLUMNS, sampled_at
 from orchestrator.runtime.pools import Pool

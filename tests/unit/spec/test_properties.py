@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.spec.entrypoint import Entrypoint, EntrypointError, parse_entrypoint
-from orchestrator.spec.fields.kinds import Positive
+from orchestrator.spec.fields import Positive
 from orchestrator.spec.job import from_dict, parse_job, to_dict
 from orchestrator.spec.model import (
     Backoff,

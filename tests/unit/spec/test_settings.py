@@ -163,7 +163,6 @@ def test_every_name_lies_in_the_home() -> None:
     assert paths.blobs == home / "blobs"
     assert paths.blob("ab" * 32) == home / "blobs/sha256/ab" / ("ab" * 32)
     assert paths.run == home / "run"
-    assert paths.daemon_lock == home / "run/daemon.lock"
     assert paths.daemon_state == home / "run/daemon.json"
     assert paths.daemon_log == home / "run/daemon.log"
     assert paths.token == home / "run/token"
@@ -173,7 +172,6 @@ def test_every_name_lies_in_the_home() -> None:
     assert paths.job("digits-k3f9q2") == job
     assert paths.work("digits-k3f9q2") == job / "work"
     assert paths.logs("digits-k3f9q2") == job / "logs"
-    assert paths.rank_log("digits-k3f9q2", 2, 7) == job / "logs/attempt-2/rank-7.log"
     assert paths.checkpoints("digits-k3f9q2") == job / "checkpoints"
     assert paths.exits("digits-k3f9q2") == job / "exits"
     assert paths.exit_record("digits-k3f9q2", 2, 7) == job / "exits/attempt-2/rank-7.json"

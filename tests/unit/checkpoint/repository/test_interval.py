@@ -64,7 +64,7 @@ def test_a_choice_is_within_bounds(save, step, recovery, failure):
 def test_a_choice_says_why():
     choice = choose_interval(save_seconds=0.0002, step_seconds=0.05, recovery_seconds=0.2, failure_seconds=4 * 3600)
     assert choice.reason == (
-        "every step (50ms): a save takes 0.2ms, a step 50ms, a recovery 200ms, failures are expected every 4h00m;"
+        "every step (50ms): a save takes 0.2ms, a step 50ms, a recovery 200ms, failures are expected every 4h;"
         " saves that take 0.5% of the time are made anyway, as the failure rate is an estimate"
     )
 

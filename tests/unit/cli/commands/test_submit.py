@@ -19,7 +19,7 @@ from orchestrator.api.server.testing import serve_fake
 from orchestrator.api.views import PlanReply
 from orchestrator.cli.commands.submit import job_yaml
 from orchestrator.spec.entrypoint import parse_entrypoint
-from orchestrator.spec.importing.command import name_for
+from orchestrator.spec.importing import name_for
 from orchestrator.spec.job import parse_job
 from orchestrator.spec.problems import SpecError
 from tests.unit.cli.conftest import JOB

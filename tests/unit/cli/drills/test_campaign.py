@@ -262,7 +262,7 @@ def test_a_campaign_asks_and_names_the_jobs_of_others(orch: Orch, served: Served
     other = served.do(lambda service: service.add("other", state="RUNNING", user="eve"))
     done = orch("drill", job.id, "--campaign", "30m", "--kinds", "rank,daemon")
     assert done.code == 5
-    assert f"not confirmed (no terminal): injects rank, daemon into {job.id} (bob) for 30m00s" in done.err
+    assert f"not confirmed (no terminal): injects rank, daemon into {job.id} (bob) for 30m" in done.err
     assert f"daemon also reaches {other.id} (eve)" in done.err
     assert "eve" not in orch("drill", job.id, "--campaign", "30m", "--kinds", "rank").err
 

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from orchestrator.core.codec import misfits
 from orchestrator.core.facts.codec import FACTS, fact_from
 from orchestrator.core.facts.fact import Fact, FactRecord, UnreadableFact
-from orchestrator.core.facts.gpus import Xid
-from orchestrator.core.facts.rank_ends import LeftEarly, ProcessSignal
+from orchestrator.core.facts.faults import LeftEarly, ProcessSignal, Xid
 from orchestrator.core.states import StopScope
 from tests.unit.core import strategies
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.core.events import Exit
-from orchestrator.core.job.attempt import Exits
-from orchestrator.core.job.record import Job
+from orchestrator.core.job.record import Exits, Job
 from orchestrator.core.lifecycle.fold import fold
 from tests.support.records import replace
 from tests.unit.core.builders import exited, make_spec, pending, running

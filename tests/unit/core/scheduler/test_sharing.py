@@ -11,10 +11,20 @@ from orchestrator.core import events as ev
 from orchestrator.core.facts.reasons import AwaitsRoom, QueueAtMaximum, UserAtLimit
 from orchestrator.core.lifecycle.advance import advance
 from orchestrator.core.scheduler.preemption import Reclaim
-from orchestrator.core.scheduler.queues import QueueTree, Sharing
 from orchestrator.core.scheduler.scheduler import Commands, State, decide, shares_of, waiting_order
-from orchestrator.core.scheduler.shares import Accounts, Shares, fair_shares
-from orchestrator.core.scheduler.use import Account, Amounts, PastUse, Used, UseHistory, capacity_of
+from orchestrator.core.scheduler.shares import (
+    Account,
+    Accounts,
+    Amounts,
+    PastUse,
+    QueueTree,
+    Shares,
+    Sharing,
+    Used,
+    UseHistory,
+    capacity_of,
+    fair_shares,
+)
 from orchestrator.core.simulation import Simulation, TraceJob
 from orchestrator.core.states import StopPurpose
 from orchestrator.spec.model import ElasticWorkers

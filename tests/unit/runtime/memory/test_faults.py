@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.core import events as ev
-from orchestrator.core.lifecycle.effects import Ensure, ReleaseGang, StopRanks
+from orchestrator.core.lifecycle.advance import Ensure, ReleaseGang, StopRanks
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.states import StopScope
 from orchestrator.runtime.memory import faults as f

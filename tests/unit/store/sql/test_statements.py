@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator import store as package
+from orchestrator.store.sql.requests import STATEMENTS, parse
 from orchestrator.store.sql.schema import connect
-from orchestrator.store.sql.statements import STATEMENTS, parse
 from tests.unit.core.builders import ID
 from tests.unit.store.lives import add
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from orchestrator.store.sqlite import SqliteStore
+    from orchestrator.store.store import Store
 
 SOURCES = Path(package.__file__).parent
 
@@ -65,7 +65,7 @@ def test_a_statement_without_a_sentence_or_with_a_name_that_is_taken_is_refused(
         ("ended_before", "USING INDEX jobs_ended"),
     ],
 )
-def test_no_question_reads_the_whole_history(sqlite_store: SqliteStore, path: Path, name: str, index: str) -> None:
+def test_no_question_reads_the_whole_history(store: Store, path: Path, name: str, index: str) -> None:
     connection = connect(path)
     try:
         count = max(STATEMENTS[name].count("?"), 0)
@@ -84,16 +84,14 @@ SELECT 'old-' || i, 1, 'old', 'ada', 1000, 'key-' || i, 'SUCCEEDED', i, i, '{}' 
 """
 
 
-def test_live_jobs_are_found_beside_any_number_that_ended(
-    sqlite_store: SqliteStore, path: Path, run: Callable[..., Any]
-) -> None:
+def test_live_jobs_are_found_beside_any_number_that_ended(store: Store, path: Path, run: Callable[..., Any]) -> None:
     with closing(connect(path)) as connection:
         connection.execute(_HISTORY)
-    job = run(add(sqlite_store, ID))
+    job = run(add(store, ID))
     thousands_of_steps: list[int] = []
-    reading = sqlite_store._reader._connection
+    reading = store._reader._connection
     reading.set_progress_handler(lambda: thousands_of_steps.append(1), 1000)
-    assert run(sqlite_store.load_live()) == [job]
-    assert run(sqlite_store.find(ID, 1000)).job == job
-    assert run(sqlite_store.events(ID))[0].number == 1
+    assert run(store.load_live()) == [job]
+    assert run(store.find(ID, 1000)).job == job
+    assert run(store.events(ID))[0].number == 1
     assert thousands_of_steps == []
