@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
-    from orchestrator.api.service import SubmitRequest
+    from orchestrator.api.requests import SubmitRequest
     from orchestrator.core.events import Event, JobSubmitted
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
