@@ -36,7 +36,7 @@ from orchestrator.runtime.memory.gangs import MemoryGangs
 from orchestrator.runtime.ranks.logs import LogLimits
 from orchestrator.spec.job import parse_job
 from orchestrator.spec.paths import Paths
-from orchestrator.store.sqlite import SqliteStore
+from orchestrator.store.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -165,7 +165,7 @@ async def _run(ranks: int, slices: Slices, home: Path) -> Cost:
         for n in range(ranks // GPUS_PER_NODE)
     ]
     cluster = MemoryCluster(nodes, now=BEGAN_AT, script_of=lambda _: Script(seconds=60.0))
-    store = SqliteStore.open(home / "store.sqlite3", reserve=None, min_free_bytes=0)
+    store = Store.open(home / "store.sqlite3", reserve=None, min_free_bytes=0)
     ended: list[Job] = []
     loop = Loop(
         store=store,

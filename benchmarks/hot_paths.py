@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.core import events as ev
 from orchestrator.core.cluster import Node
-from orchestrator.core.facts.rank_ends import ProcessSignal
+from orchestrator.core.facts.faults import ProcessSignal
 from orchestrator.core.ids import JobId
 from orchestrator.core.lifecycle.fold import change_of, fold, submitted
 from orchestrator.core.scheduler.scheduler import State, decide
@@ -140,10 +140,10 @@ def decide_queue(_: ExitStack) -> Callable[[], object]:
 
 def write(resources: ExitStack) -> Callable[[], object]:
     """Return a call that folds a submission and the events of its life and writes them to the SQLite store."""
-    from orchestrator.store.sqlite import SqliteStore
+    from orchestrator.store.store import Store
 
     folder = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="orch-hot-")))
-    store = SqliteStore.open(folder / "store.sqlite3", reserve=folder / "reserve", reserve_bytes=4096)
+    store = Store.open(folder / "store.sqlite3", reserve=folder / "reserve", reserve_bytes=4096)
     resources.callback(store.close)
     numbers = itertools.count(1)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from benchmarks.measure import parser, report, result, summary
 from orchestrator.analysis.simulation import parse_nodes, synthetic_trace
 from orchestrator.core import events as ev
-from orchestrator.core.facts.requesters import ByLimit
+from orchestrator.core.facts.reasons import ByLimit
 from orchestrator.core.ids import JobId
 from orchestrator.core.lifecycle.fold import fold, submitted
 from orchestrator.core.scheduler.live_jobs import LiveJobs

@@ -58,22 +58,22 @@ def metric(name: str, value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Format a duration in at most two units, as in ``1m20s``: milliseconds below one second, a decimal below ten."""
+    """Format a duration in at most two units, as in ``1m20s`` and ``10m``: milliseconds below one second, a decimal below ten."""
     if seconds is None or not isfinite(seconds):
         return ""
     seconds = max(0.0, seconds)
     if seconds < 0.9995:
         return f"{number(1000 * seconds, 3)}ms" if seconds else "0s"
     if seconds < 9.95:
-        return f"{seconds:.1f}s"
+        return f"{seconds:.1f}".removesuffix(".0") + "s"
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"
     if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
+        return f"{whole // 60}m{whole % 60:02d}s".removesuffix("00s")
     if whole < 172800:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m".removesuffix("00m")
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h".removesuffix("00h")
 
 
 def elapsed(seconds: float, *, tenths: bool = False) -> str:

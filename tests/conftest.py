@@ -102,6 +102,12 @@ def pytest_runtest_setup() -> None:
         structlog.reset_defaults()
 
 
+def pytest_runtest_teardown() -> None:
+    """Close the stores that the test has opened."""
+    if (stores := sys.modules.get("tests.support.stores")) is not None:
+        stores.close_all()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LongestFirst | None:
     """Return the scheduler that replaces the one of ``--dist loadfile``; None for other modes."""

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.insight.traces import JobModel
 from orchestrator.core.diagnosis.observation import RestartsSeen, SavesSeen, StallSeen, StorageSeen
-from orchestrator.core.facts.gpus import GpuLost, Xid
-from orchestrator.core.facts.hangs import Lateness, Sign, Stillness
-from orchestrator.core.facts.rank_ends import ExitCode
+from orchestrator.core.facts.faults import ExitCode, GpuLost, Xid
+from orchestrator.core.facts.findings import Lateness, Sign, Stillness
 from orchestrator.core.thresholds import JUMPED_VALUES
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.diagnosis.observation import SavesSeen, StallSeen, StorageSeen
-from orchestrator.core.facts.hangs import Lateness, Sign, Stillness
+from orchestrator.core.facts.findings import Lateness, Sign, Stillness
 
 if TYPE_CHECKING:
     from collections.abc import Callable

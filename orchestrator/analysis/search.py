@@ -24,7 +24,7 @@ from optuna.trial import TrialState
 
 from orchestrator.analysis.matrices import figures_of
 from orchestrator.analysis.runs import SourceError, read_progress, read_run
-from orchestrator.spec.search import MEASURED
+from orchestrator.spec.matrix import MEASURED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -26,9 +26,9 @@ from orchestrator.api.protocol import (
 from orchestrator.api.queue_views import MOST_LABELS
 from orchestrator.core.codec import Record
 from orchestrator.core.facts.submissions import GitState
-from orchestrator.spec.fields.rules import LABEL_PATTERN
+from orchestrator.spec.fields import LABEL_PATTERN
 from orchestrator.spec.queues import MOST_GPUS, MOST_WEIGHT
-from orchestrator.spec.reader.passing import MOST_VARIABLES
+from orchestrator.spec.reader.document import MOST_VARIABLES
 from orchestrator.train.script.profiling import DEFAULT_STEPS, MAX_STEPS
 
 MAX_OVERRIDES = 200

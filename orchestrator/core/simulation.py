@@ -18,11 +18,9 @@ from orchestrator.core.ids import JobId
 from orchestrator.core.lifecycle.advance import advance
 from orchestrator.core.lifecycle.fold import fold, submitted
 from orchestrator.core.scheduler.live_jobs import LiveJobs
-from orchestrator.core.scheduler.placement import could_ever_fit, place
-from orchestrator.core.scheduler.queues import Sharing
-from orchestrator.core.scheduler.resources import take
+from orchestrator.core.scheduler.placement import could_ever_fit, place, take
 from orchestrator.core.scheduler.scheduler import State, decide
-from orchestrator.core.scheduler.use import UseHistory
+from orchestrator.core.scheduler.shares import Sharing, UseHistory
 from orchestrator.spec.model import JobSpec, ResourcesSpec, WorkerResources
 
 if TYPE_CHECKING:

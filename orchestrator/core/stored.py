@@ -14,8 +14,9 @@ from orchestrator.core.errors import UnknownEventError
 from orchestrator.core.events import EVENTS, Event, JobSubmitted
 from orchestrator.core.facts import codec as _facts  # noqa: F401  # the codec knows facts from then on
 from orchestrator.core.job.record import Job
-from orchestrator.spec.job import from_dict, to_dict
+from orchestrator.spec.job import from_dict
 from orchestrator.spec.problems import SpecError
+from orchestrator.spec.reader.reading import to_dict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Bootstrap (which alone chooses implementations), the assembly of the daemon's parts, the loop and the service.
+"""Bootstrap (which alone chooses implementations, and assembles the daemon's parts), the loop and the service.
 
-No part takes the whole daemon. Begin with ``assembly.py``, then ``loop.py``.
+No part takes the whole daemon. Begin with ``bootstrap.py``, then ``loop.py``.
 """

@@ -8,7 +8,6 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.spec.job import prepare
-from orchestrator.store.paging import every_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
@@ -19,14 +18,13 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.jobs.progress import ProgressIntake
     from orchestrator.daemon.loop import Loop
-    from orchestrator.daemon.nodes.care import NodeCare
+    from orchestrator.daemon.nodes.care import ForkServers, NodeCare
     from orchestrator.daemon.nodes.quarantine import NodeQuarantine
-    from orchestrator.daemon.nodes.warming import ForkServers
     from orchestrator.daemon.stopping import Shutdown, StopRequest
     from orchestrator.runtime.cluster.cluster import Cluster
     from orchestrator.runtime.exporters.exporters import Exporters
     from orchestrator.runtime.gangs.gangs import Gangs
-    from orchestrator.store.port import Store
+    from orchestrator.store.store import Store
 
 
 class Recovery:
@@ -64,7 +62,7 @@ class Recovery:
         self._quarantine.restore(await self._store.places())
         for job_id in list(self._loop.jobs.begun):
             try:
-                async for record, event in every_record(self._store, job_id):
+                async for record, event in self._store.every_record(job_id):
                     for observe in self._history:
                         observe(record, event)
             except Exception:  # an error of one job: the others need the daemon

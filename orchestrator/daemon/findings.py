@@ -18,7 +18,7 @@ from msgspec import structs
 from orchestrator import clock
 from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.diagnosis import Diagnosis
-from orchestrator.core.diagnosis.heartbeat import TRAINING_PHASES
+from orchestrator.core.diagnosis.health import TRAINING_PHASES
 from orchestrator.core.diagnosis.observation import (
     APART,
     GpuSeen,
@@ -28,8 +28,8 @@ from orchestrator.core.diagnosis.observation import (
     SavesSeen,
     StorageSeen,
 )
+from orchestrator.core.facts.faults import GpuEcc, GpuLost, Xid
 from orchestrator.core.facts.findings import Finding
-from orchestrator.core.facts.gpus import GpuEcc, GpuLost, Xid
 from orchestrator.core.states import FailureClass, JobState
 from orchestrator.daemon.gpus import driver_faults
 from orchestrator.daemon.metrics import save_interval

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator import clock
 from orchestrator.core import events as ev
-from orchestrator.core.facts.gpus import (
+from orchestrator.core.facts.faults import (
     GpuCondition,
     GpuFailing,
     GpuFault,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from orchestrator.core.facts.fact import Fact
-    from orchestrator.core.facts.gpus import GpuCondition
+    from orchestrator.core.facts.faults import GpuCondition
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.gpu.load import Balance, GpuLoad

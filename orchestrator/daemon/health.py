@@ -13,17 +13,19 @@ from orchestrator import __version__
 from orchestrator.api import views as v
 from orchestrator.api.protocol import PROTOCOL_VERSION
 from orchestrator.api.server.gate import user_name
-from orchestrator.core.scheduler.resources import left_on
+from orchestrator.core.scheduler.placement import left_on
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.forkserver.cgroups import memory_group
 from orchestrator.store.errors import damaged_sentence, disk_remedy, disk_sentence
+from orchestrator.units import duration
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from orchestrator.daemon.loop import Loop
     from orchestrator.runtime.pools import Pools
-    from orchestrator.store.port import DamagedRecord, Store
+    from orchestrator.store.records import DamagedRecord
+    from orchestrator.store.store import Store
 
 
 @dataclass(slots=True, kw_only=True)
@@ -160,7 +162,7 @@ class Readiness:
         try:
             await within(self._part_seconds, part())
         except TimeoutError:
-            return f"{name} gives no answer within {self._part_seconds:g} s"
+            return f"{name} gives no answer within {duration(self._part_seconds)}"
         except Exception as error:
             return f"{name} does not work: {error}"
         return ""

@@ -19,7 +19,7 @@ from orchestrator.core.codec import misfits
 from orchestrator.core.errors import CoreError
 from orchestrator.core.events import ClockStepped, GangAbandoned, JobNoted
 from orchestrator.core.facts.notes import DroppedFact
-from orchestrator.core.lifecycle.effects import desired_effect
+from orchestrator.core.lifecycle.advance import desired_effect
 from orchestrator.core.lifecycle.fold import change_of
 from orchestrator.core.scheduler.live_jobs import LiveJobs, Reasons
 from orchestrator.core.scheduler.scheduler import State, decide
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from orchestrator.core.lifecycle.fold import Change
     from orchestrator.core.states import JobState
     from orchestrator.daemon.ports import GangRuntime
-    from orchestrator.store.port import Store
+    from orchestrator.store.store import Store
 
 CLOCK_SECONDS: Final = 5.0
 """How often an idle loop compares its clock with the wall clock."""

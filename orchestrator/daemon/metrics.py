@@ -25,7 +25,7 @@ from orchestrator.core.facts.findings import Finding
 from orchestrator.core.goodput import GoodputLedger, Phase
 from orchestrator.core.states import JobState
 from orchestrator.daemon.gpus import known_conditions
-from orchestrator.daemon.nodes.queries import gpu_states
+from orchestrator.daemon.nodes.requests import gpu_states
 from orchestrator.spec.model import JobSpec
 from orchestrator.telemetry.collectors import (
     LINGER_SECONDS,
@@ -56,7 +56,8 @@ if TYPE_CHECKING:
     from orchestrator.runtime.cluster.nodes import NodeRegistry
     from orchestrator.runtime.exporters.exporters import Exporters
     from orchestrator.spec.settings import Settings
-    from orchestrator.store.port import FinishedCount, Store
+    from orchestrator.store.records import FinishedCount
+    from orchestrator.store.store import Store
     from orchestrator.train.script.progress_reading import ProgressSnapshot
 
 

@@ -1,4 +1,4 @@
-"""The daemon's ports of a runtime. There are two: Ray (``runtime.gangs``), and in memory (``runtime.memory``).
+"""The daemon's port of a runtime. There are two: Ray (``runtime.gangs``), and in memory (``runtime.memory``).
 
 ``tests/contract`` runs against both.
 """
@@ -8,12 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable
 
-    from orchestrator.core.cluster import Node
-    from orchestrator.core.diagnosis.health import RankLook
     from orchestrator.core.job.record import Job
-    from orchestrator.core.lifecycle.effects import Effect
+    from orchestrator.core.lifecycle.advance import Effect
 
 
 class GangRuntime(Protocol):
@@ -48,29 +46,4 @@ class GangRuntime(Protocol):
 
     async def close(self) -> None:
         """Stop watching. Gangs, ranks and their numbered events stay: the next daemon requests them again."""
-        ...
-
-
-class NodeSource(Protocol):
-    """The nodes, as the runtime sees them."""
-
-    @property
-    def connected(self) -> bool:
-        """Whether the control plane accepts calls."""
-        ...
-
-    async def refresh(self) -> dict[str, Node]:
-        """Return every present or former node, by id, with what is free on it for this daemon."""
-        ...
-
-
-class RankInspector(Protocol):
-    """Requests to the ranks of a running job that change nothing."""
-
-    async def look(self, job: Job, *, stacks: bool, ranks: Sequence[int] | None = None) -> dict[int, RankLook]:
-        """Inspect the processes of each rank that answers, or of those in ``ranks``."""
-        ...
-
-    async def note(self, job: Job, lines: Mapping[int, Sequence[str]]) -> None:
-        """Write lines into the logs of ranks."""
         ...

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 from orchestrator.api.errors import NotPermittedError, RefusedError
 from orchestrator.core.events import ClockStepped, FindingOpened
 from orchestrator.core.facts.findings import GpusUnused, JobIdle
-from orchestrator.core.scheduler.queues import QueueTree, Sharing
-from orchestrator.core.scheduler.use import PastUse, UseHistory
+from orchestrator.core.scheduler.shares import PastUse, QueueTree, Sharing, UseHistory
 from orchestrator.core.states import JobState
 from orchestrator.core.stored import spec_bytes
 from orchestrator.spec.model import ElasticWorkers
 from orchestrator.spec.queues import QueueSpec, queue_problems
-from orchestrator.store.port import JobFilter
+from orchestrator.store.records import JobFilter
+from orchestrator.units import size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
     from orchestrator.spec.model import JobSpec
     from orchestrator.spec.settings import Settings
-    from orchestrator.store.port import Store, StoredQueueChange
+    from orchestrator.store.records import StoredQueueChange
+    from orchestrator.store.store import Store
 
 
 def check_queue(spec: JobSpec, sharing: Sharing) -> None:
@@ -92,11 +93,11 @@ class QueueLimits:
                 f"{caller.user} may have {most} jobs that have not ended (ORCH_USER_MAX_QUEUED), and has {len(own)}",
                 hint="wait until some have ended, cancel some, or ask the daemon's owner to raise ORCH_USER_MAX_QUEUED",
             )
-        size = sum(own)
-        if size + sum(map(spec_bytes, new)) > most_bytes:
+        held = sum(own)
+        if held + sum(map(spec_bytes, new)) > most_bytes:
             raise RefusedError(
-                f"the job files of {caller.user}'s jobs that have not ended may take {most_bytes / 1e6:g} MB"
-                f" (ORCH_USER_MAX_QUEUED_BYTES), and take {size / 1e6:.1f} MB",
+                f"the job files of {caller.user}'s jobs that have not ended may take {size(most_bytes)}"
+                f" (ORCH_USER_MAX_QUEUED_BYTES), and take {size(held)}",
                 hint="keep data in files of the working directory instead of `env`, wait until some jobs have ended,"
                 " or ask the daemon's owner to raise ORCH_USER_MAX_QUEUED_BYTES",
             )

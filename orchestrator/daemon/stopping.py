@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.api import views as v
 from orchestrator.api.errors import DaemonStoppingError
-from orchestrator.core.facts.requesters import ByShutdown
+from orchestrator.core.facts.reasons import ByShutdown
 from orchestrator.core.lifecycle.advance import request_stop
 from orchestrator.core.states import StopPurpose
 

@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 from orchestrator import clock
 from orchestrator.core.facts.findings import linked
 from orchestrator.durable_files import write_whole
+from orchestrator.units import duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
-    from orchestrator.store.port import Store, StoredNotice
+    from orchestrator.store.records import StoredNotice
+    from orchestrator.store.store import Store
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -133,7 +135,7 @@ async def post(
         async with asyncio.timeout(seconds):
             status = await _post(url, body, headers, tls)
     except TimeoutError:
-        raise HookError(f"no answer within {seconds:g} s") from None
+        raise HookError(f"no answer within {duration(seconds)}") from None
     except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
         raise HookError(f"{type(error).__name__}: {error}") from error
     if 200 <= status < 300:

@@ -9,12 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from orchestrator.spec.fields.nodes import JsonValue, MapNode, Mark, Node, ScalarNode, is_null, kind_of, plain_node
+from orchestrator.spec.fields import JsonValue, MapNode, Mark, Node, ScalarNode, is_null, kind_of, plain_node
 from orchestrator.spec.matrix import (
+    Combination,
     combinations,
     filled,
     matrix_faults,
+    objectives_of,
+    parameter_names,
     template_faults,
+    trials_to_check,
     unit_name,
     used_parameters,
 )
@@ -41,12 +45,17 @@ from orchestrator.spec.model import (
 )
 from orchestrator.spec.problems import BadValueError, Finding, Path, Problem, SpecError, dotted
 from orchestrator.spec.reader.checks import cross_checks
-from orchestrator.spec.reader.document import compose
-from orchestrator.spec.reader.overrides import apply_overrides
-from orchestrator.spec.reader.passing import Passed, PassRequest, select, split_request, with_variables
-from orchestrator.spec.reader.reading import adapter, job_schema, nearest_mark, problem_at, read_spec, write_spec
+from orchestrator.spec.reader.document import (
+    Passed,
+    PassRequest,
+    apply_overrides,
+    compose,
+    select,
+    split_request,
+    with_variables,
+)
+from orchestrator.spec.reader.reading import adapter, job_schema, nearest_mark, problem_at, read_spec, to_dict
 from orchestrator.spec.reader.template import init_text
-from orchestrator.spec.search import Combination, objectives_of, parameter_names, trials_to_check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -286,11 +295,6 @@ def _checked(root: MapNode, problems: list[Problem], rules: Rules) -> JobSpec:
         if not any(_spoiled(path, seen) for path in (finding.path, *finding.others))
     ]
     return spec
-
-
-def to_dict(spec: JobSpec) -> dict[str, JsonValue]:
-    """Return the canonical JSON form, with every key. `from_dict` converts it back to the same spec, in this and later versions."""
-    return write_spec(spec)
 
 
 def from_dict(data: Mapping[str, JsonValue]) -> JobSpec:

@@ -15,37 +15,36 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar
 
-from orchestrator.spec.fields.kinds import (
+from orchestrator.spec.fields import (
+    ENV_PATTERN,
+    ENV_REMEDY,
     INTEGER,
+    LABEL_PATTERN,
+    NAME_PATTERN,
+    NAME_REMEDY,
     SCIENTIFIC,
+    USER_PATTERN,
     Boolean,
     Choice,
     Doc,
     Duration,
+    Given,
     Json,
+    JsonValue,
+    Keyed,
     Kind,
+    Listed,
     Memory,
     Moment,
+    Node,
     Null,
     Number,
+    OneOf,
+    Record,
     Schema,
     StepsOrTime,
     Text,
     Whole,
-    written,
-)
-from orchestrator.spec.fields.nodes import (
-    JsonValue,  # noqa: TC001
-    Node,  # noqa: TC001
-)
-from orchestrator.spec.fields.records import Given, Keyed, Listed, OneOf, Record
-from orchestrator.spec.fields.rules import (
-    ENV_PATTERN,
-    ENV_REMEDY,
-    LABEL_PATTERN,
-    NAME_PATTERN,
-    NAME_REMEDY,
-    USER_PATTERN,
     inside,
     local_directory,
     looks_secret,
@@ -55,6 +54,7 @@ from orchestrator.spec.fields.rules import (
     user_variable,
     watched,
     web_address,
+    written,
 )
 from orchestrator.spec.problems import BadValueError, quoted
 from orchestrator.spec.trainer import TrainingSettings
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from pydantic import GetJsonSchemaHandler
     from pydantic_core import CoreSchema
 
-    from orchestrator.spec.fields.kinds import Schema
+    from orchestrator.spec.fields import Schema
 
 _SECOND = timedelta(seconds=1)
 

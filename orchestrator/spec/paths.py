@@ -8,7 +8,7 @@
     home/reserve-start/         space and inodes reserved for the start of a daemon and of its Ray when the disk is full
     home/blobs/sha256/ab/abcd…  working directory archives, by digest
     home/estimates.jsonl        estimates of jobs' remaining time, and when the jobs ended
-    home/searches/ID/           plan.json study.json secrets of a search (daemon/search/files.py has its names)
+    home/searches/ID/           plan.json study.json secrets of a search (daemon/searches.py has its names)
     home/run/                   orch.sock, daemon.lock, daemon.json, daemon.log, failure.json, token
     home/ray/                   the embedded Ray's own files
     home/jobs/ID/               laid-out work/ modules/ logs/ checkpoints/ exits/ outputs/ telemetry/ report/ metrics.jsonl secrets
@@ -105,11 +105,6 @@ class Paths:
         return self.home / "run"
 
     @property
-    def daemon_lock(self) -> Path:
-        """The lock file that the one daemon of this home holds."""
-        return self.run / "daemon.lock"
-
-    @property
     def daemon_state(self) -> Path:
         """The daemon's description of itself: process id, version, ports, Ray's address."""
         return self.run / "daemon.json"
@@ -165,10 +160,6 @@ class Paths:
     def logs(self, job_id: str) -> Path:
         """Return the directory of the job's logs."""
         return self.job(job_id) / "logs"
-
-    def rank_log(self, job_id: str, attempt: int, rank: int) -> Path:
-        """Return the log of one rank in one attempt; rotated ones end in .1, .2, ..."""
-        return self.logs(job_id) / f"attempt-{attempt}" / f"rank-{rank}.log"
 
     def checkpoints(self, job_id: str) -> Path:
         """Return the directory of the job's checkpoints, which is used where the job file names no other."""

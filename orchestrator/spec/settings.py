@@ -27,9 +27,6 @@ LogFormat = Literal["auto", "console", "json"]
 MAX_SOCKET_BYTES = 100
 """Longest path of the socket. The kernel's limit is 107 bytes; a few are left for names beside it."""
 
-_BYTES = re.compile(r"([0-9]{1,15})([KMGT]?)(i?)B?")
-_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
-
 
 class SettingsError(ValueError):
     """Environment variables hold invalid values. The message names each, its value and what to write."""
@@ -211,9 +208,14 @@ def _yes_or_no(text: str, environ: Mapping[str, str]) -> bool:
 
 def _size(low: int) -> _Read:
     def read(text: str, environ: Mapping[str, str]) -> int:  # noqa: ARG001 - the readers' signature
-        match = _BYTES.fullmatch(text)
-        amount = -1 if match is None else int(match[1]) * (1024 if match[3] else 1000) ** _POWERS[match[2]]
-        if amount < low or amount > 10**18:
+        from orchestrator.spec.problems import BadValueError
+        from orchestrator.spec.units import parse_memory
+
+        try:
+            amount = parse_memory(text)
+        except BadValueError:
+            amount = -1
+        if amount < low:
             raise ValueError(f"not a number of bytes from {low} on; write 33554432, 32MiB or 500MB")
         return amount
 

@@ -5,9 +5,11 @@ Must not parse: the command line reads here and sends the text on; the daemon pa
 
 from __future__ import annotations
 
+import errno
 import os
-import stat
+from pathlib import Path
 
+from orchestrator.spec.plain_files import NotPlainFileError, read_plain
 from orchestrator.spec.problems import Problem, SpecError
 
 MAX_JOB_BYTES = 1 << 20
@@ -23,14 +25,13 @@ def read_job_file(path: str | os.PathLike[str]) -> str:
     """
     source = os.fspath(path)
     try:
-        # Without O_NONBLOCK the open of a named pipe waits for a writer that may never come.
-        descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise _refused(source, "is not a regular file", "give the path of a job.yaml")
-            data = file.read(MAX_JOB_BYTES + 1)
+        data = read_plain(Path(source), MAX_JOB_BYTES, follow=True)
     except FileNotFoundError as error:
         raise _refused(source, "no such file", "`orch init SCRIPT` writes one") from error
+    except NotPlainFileError as error:
+        if error.errno == errno.EFBIG:
+            raise _too_large(source) from error
+        raise _refused(source, "is not a regular file", "give the path of a job.yaml") from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise _refused(source, f"cannot be read: {reason}", "check the path and its permissions") from error
@@ -45,7 +46,7 @@ def decode_job(data: bytes, *, source: str = "job.yaml") -> str:
 
     """
     if len(data) > MAX_JOB_BYTES:
-        raise _refused(source, f"is larger than {MAX_JOB_BYTES} bytes", "a job file holds settings, not data")
+        raise _too_large(source)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -56,6 +57,10 @@ def decode_job(data: bytes, *, source: str = "job.yaml") -> str:
             line=line, column=column, path="", message="is not UTF-8 text", hint="save the file as UTF-8", source=source
         )
         raise SpecError((problem,)) from error
+
+
+def _too_large(source: str) -> SpecError:
+    return _refused(source, f"is larger than {MAX_JOB_BYTES} bytes", "a job file holds settings, not data")
 
 
 def _refused(source: str, message: str, hint: str) -> SpecError:

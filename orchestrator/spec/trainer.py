@@ -13,21 +13,23 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
-from orchestrator.spec.fields.kinds import (
+from orchestrator.spec.fields import (
     Boolean,
     Choice,
     Doc,
     Duration,
     Kind,
+    ListNode,
+    Node,
     Null,
     Positive,
+    Record,
+    ScalarNode,
     Schema,
     Text,
     Whole,
     written,
 )
-from orchestrator.spec.fields.nodes import ListNode, Node, ScalarNode
-from orchestrator.spec.fields.records import Record
 from orchestrator.spec.problems import BadValueError, quoted
 
 if TYPE_CHECKING:

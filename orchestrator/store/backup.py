@@ -18,7 +18,7 @@ from orchestrator.store.errors import (
     refused_by_disk,
 )
 from orchestrator.store.lock import StoreLock
-from orchestrator.store.port import DiskTrouble
+from orchestrator.store.records import DiskTrouble
 from orchestrator.store.sql.schema import check, connect, known_migrations
 
 if TYPE_CHECKING:

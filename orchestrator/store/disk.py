@@ -14,7 +14,7 @@ import tempfile
 import threading
 from typing import TYPE_CHECKING
 
-from orchestrator.store.port import DiskStatus, DiskTrouble
+from orchestrator.store.records import DiskStatus, DiskTrouble
 
 if TYPE_CHECKING:
     from pathlib import Path

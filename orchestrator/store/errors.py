@@ -5,13 +5,13 @@ from __future__ import annotations
 import sqlite3
 from typing import TYPE_CHECKING
 
-from orchestrator.store.port import DiskTrouble
+from orchestrator.store.records import DiskTrouble
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from orchestrator.store.port import DamagedRecord
+    from orchestrator.store.records import DamagedRecord
 
 
 class StoreError(Exception):

@@ -6,16 +6,13 @@ import json
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.stored import job_to_dict
 from orchestrator.spec.paths import is_job_id
-from orchestrator.store.sql.rows import event_of, job_row, replay
-from orchestrator.store.sql.statements import STATEMENTS
+from orchestrator.store.sql.requests import STATEMENTS, event_of, job_row, replay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job.record import Job
 
 _PAGE = 500
 _COLUMNS = (
@@ -64,12 +61,6 @@ def _is_object(text: str) -> bool:
         return isinstance(json.loads(text), dict)
     except (ValueError, TypeError):
         return False
-
-
-def difference(row: Job, replayed: Job) -> str:
-    """Return the names of the fields of a stored record that differ from the replayed one; "" when none does."""
-    stored, expected = job_to_dict(row), job_to_dict(replayed)
-    return ", ".join(name for name, value in expected.items() if stored[name] != value)
 
 
 def _rows(connection: sqlite3.Connection, last: int) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.lifecycle.effects import table
+from orchestrator.core.lifecycle.advance import table
 from orchestrator.core.states import mermaid
 from orchestrator.spec.job import parse_job
 from tests.support.stack import PATIENCE_SECONDS, Stack, wait_until

@@ -12,7 +12,7 @@ from orchestrator.core import events
 from orchestrator.core.diagnosis import health, quarantine
 from orchestrator.core.facts.codec import FACTS
 from orchestrator.core.facts.fact import UnreadableFact
-from orchestrator.core.job import attempt, phases
+from orchestrator.core.job import record
 from orchestrator.core.job.record import Job
 from tests.support.trees import tree_of
 
@@ -35,7 +35,7 @@ RECORDS = {
     Job,
     *(
         value
-        for module in (attempt, events, phases, health, quarantine)
+        for module in (events, record, health, quarantine)
         for value in vars(module).values()
         if isinstance(value, type) and value.__module__ == module.__name__ and _fields(value)
     ),

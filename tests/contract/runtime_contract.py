@@ -13,8 +13,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.rank_ends import ProcessSignal
-from orchestrator.core.lifecycle.effects import Ensure, KillRanks, ReleaseGang, StopRanks
+from orchestrator.core.facts.faults import ProcessSignal
+from orchestrator.core.lifecycle.advance import Ensure, KillRanks, ReleaseGang, StopRanks
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.states import FailureClass
 from tests.unit.core.builders import failed, make_spec, pending, started

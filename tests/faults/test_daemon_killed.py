@@ -74,7 +74,7 @@ def test_a_job_in_every_state_outlives_the_daemon(breakable: Stack, ledger: Ledg
 _DIES_BEFORE_TIDYING = """
 import os, signal
 from orchestrator.cli.main import main
-from orchestrator.daemon.assembly import JobObservers
+from orchestrator.daemon.bootstrap import JobObservers
 
 JobObservers.ended = lambda self, job: os.kill(os.getpid(), signal.SIGKILL)
 main()

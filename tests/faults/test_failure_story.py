@@ -94,4 +94,4 @@ def test_log_policies_decide_and_one_that_never_ends_stops_nobody(stack: Stack, 
     assert "1 restart in a row brought no newer checkpoint" in one.reason
     assert (two.state, two.restarts) == ("FAILED", 0)
     assert two.failure is not None
-    assert "the log policy '(a+)+$' took longer than 2 s" in two.failure.advice
+    assert "the log policy '(a+)+$' took longer than 2s" in two.failure.advice

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.core.facts.memory import KernelMessage
+from orchestrator.core.facts.faults import KernelMessage
 from orchestrator.runtime.forkserver import wire
 from orchestrator.runtime.ranks.launch_spec import RankPlan
 from orchestrator.runtime.ranks.rank_actor import RankActor

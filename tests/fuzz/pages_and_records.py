@@ -16,7 +16,7 @@ from msgspec import structs
 
 from orchestrator.core.codec import LATEST_TIME, misfits, to_plain
 from orchestrator.core.events import RankExited
-from orchestrator.core.facts.gangs import ActorLost
+from orchestrator.core.facts.faults import ActorLost
 from orchestrator.runtime.forkserver import wire
 from orchestrator.runtime.forkserver.reports import Reports
 from orchestrator.runtime.gangs.errors import GangLostError

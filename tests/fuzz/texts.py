@@ -15,11 +15,11 @@ from orchestrator.analysis.runs import SourceError, read_run
 from orchestrator.gpu.drivers.amd import parse_metrics
 from orchestrator.gpu.exporter import HttpSettings, _Handler, _protected, _Server
 from orchestrator.spec.globs import GlobError, Globs
-from orchestrator.spec.importing.batch_script import import_script, is_batch_script
-from orchestrator.spec.importing.command import import_line, job_text
-from orchestrator.spec.job import from_dict, parse_job, parse_jobs, to_dict
+from orchestrator.spec.importing import import_line, import_script, job_text
+from orchestrator.spec.job import from_dict, parse_job, parse_jobs
 from orchestrator.spec.problems import BadValueError, SpecError
 from orchestrator.spec.queues import parse_queues
+from orchestrator.spec.reader.reading import to_dict
 from orchestrator.spec.units import parse_duration, parse_memory
 from tests.fuzz.reader import Reader
 
@@ -91,7 +91,7 @@ def _read_launch_line(data: bytes) -> bool:
     """Convert a command line or a batch script to a job file."""
     text = _text(data)
     try:
-        found = import_script(text) if is_batch_script(text) else import_line(text)
+        found = import_script(text) if "#SBATCH" in text else import_line(text)
     except BadValueError:
         return False
     with contextlib.suppress(SpecError):
@@ -174,7 +174,7 @@ READERS = (
         "launch-line",
         _read_launch_line,
         lambda: [SCRIPT, b"CUDA_VISIBLE_DEVICES=0 torchrun --nproc_per_node=4 train.py --lr 0.1"],
-        ("orchestrator.spec.importing", "orchestrator.spec.launchers"),
+        ("orchestrator.spec.importing", "orchestrator.spec.entrypoint"),
     ),
     Reader(
         "values",

@@ -30,7 +30,7 @@ from dashboards import rules
 from orchestrator.cli.app import ENTRIES
 from orchestrator.runtime.cluster.head import SETTINGS
 from orchestrator.spec.settings import Settings
-from orchestrator.store.sqlite import SqliteStore
+from orchestrator.store.store import Store
 from orchestrator.telemetry import grafana
 from orchestrator.telemetry import local_prometheus as lp
 from tests.integration import npm
@@ -818,9 +818,9 @@ def home(tmp_path: Path) -> Path:
     return folder
 
 
-def in_use(home: Path) -> SqliteStore:
+def in_use(home: Path) -> Store:
     paths = Settings.from_environ({"ORCH_HOME": str(home)}).paths
-    store = SqliteStore.open(paths.store, reserve=paths.reserve, reserve_bytes=4096)
+    store = Store.open(paths.store, reserve=paths.reserve, reserve_bytes=4096)
     asyncio.run(store.submit(submission()))
     return store
 
@@ -838,7 +838,7 @@ def test_a_record_in_use_is_backed_up_and_put_back(home: Path, tmp_path: Path) -
     done = backup("restore", copied, "--home", fresh)
     assert done.returncode == 0, done.stderr
     paths = Settings.from_environ({"ORCH_HOME": str(fresh)}).paths
-    with contextlib.closing(SqliteStore.open(paths.store, reserve=paths.reserve, reserve_bytes=4096)) as store:
+    with contextlib.closing(Store.open(paths.store, reserve=paths.reserve, reserve_bytes=4096)) as store:
         assert [job.id for job in asyncio.run(store.load_live())] == [ID]
     again = backup("restore", copied, "--home", fresh)
     assert again.returncode == 1, "a record is never written over"

@@ -18,7 +18,7 @@ from dashboards import rules
 from orchestrator.core import thresholds as d
 from orchestrator.core.diagnosis.diagnosis import Diagnosis
 from orchestrator.core.diagnosis.observation import GpuSeen, JobSeen, RestartsSeen, SavesSeen
-from orchestrator.core.facts.rank_ends import ExitCode
+from orchestrator.core.facts.faults import ExitCode
 from tests.integration.test_rules_promtool import (
     STEP,
     Scenario,

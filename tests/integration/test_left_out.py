@@ -17,7 +17,7 @@ name: leftout
 entrypoint: python train.py
 resources: {num_workers: 1, resources_per_worker: {gpu: 0, cpu: 0.1}}
 """
-SAID = "1 file, 2.2 MB left out by .gitignore"
+SAID = "1 file, 2.1 MiB left out by .gitignore"
 
 
 def test_what_gitignore_leaves_out_is_told_before_and_after(stack: Stack, tmp_path: Path) -> None:

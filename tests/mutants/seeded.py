@@ -20,18 +20,17 @@ FOLD: Final = "core/lifecycle/fold.py"
 FOLLOWING: Final = "core/lifecycle/fold.py"
 ADVANCE: Final = "core/lifecycle/advance.py"
 FAILURE: Final = "core/lifecycle/failure.py"
-SAVED: Final = "core/lifecycle/checkpoint_fold.py"
-EFFECTS: Final = "core/lifecycle/effects.py"
+SAVED: Final = "core/lifecycle/fold.py"
+EFFECTS: Final = "core/lifecycle/advance.py"
 LOOP: Final = "daemon/loop.py"
-MEMORY: Final = "store/memory.py"
-SQL: Final = "store/sql/work.py"
+SQL: Final = "store/sql/requests.py"
 GANGS: Final = "runtime/memory/gangs.py"
 SCHEDULER: Final = "core/scheduler/scheduler.py"
 PLACEMENT: Final = "core/scheduler/placement.py"
 PREEMPTION: Final = "core/scheduler/preemption.py"
 LIVE_JOBS: Final = "core/scheduler/live_jobs.py"
-RESOURCES: Final = "core/scheduler/resources.py"
-RESERVATIONS: Final = "core/scheduler/reservations.py"
+RESOURCES: Final = "core/scheduler/placement.py"
+RESERVATIONS: Final = "core/scheduler/placement.py"
 
 TESTS: Final = {
     "core/lifecycle": ("tests/unit/core/lifecycle", "tests/unit/core/job", "tests/unit/core/scheduler"),
@@ -218,17 +217,14 @@ MUTANTS: Final = (
         "job = self.decided.get(event.job_id)\n        if job is None:\n            return\n        change",
         "job = self.jobs.get(event.job_id)\n        if job is None:\n            return\n        change",
     ),
-    # -- the stores
-    Mutant("a repeated request submits twice (memory)", MEMORY, "found = one_submission(events, known)", "found = one_submission(events, [None for _ in known])"),
+    # -- the store
     Mutant(
         "a repeated request submits twice (SQLite)",
         SQL,
-        "found = one_submission(self._events, known)",
-        "found = one_submission(self._events, [None for _ in known])",
+        "[None if row is None else job_of(row[2], row[0]) for row in rows]",
+        "[None for _ in rows]",
     ),
-    Mutant("a write over another's is taken", MEMORY, "if stored.version != of_job.before.version:", "if stored.version < 0:"),
-    Mutant("the last event is not kept (memory)", MEMORY, "for c in of_job.changes]\n            self._note", "for c in of_job.changes[:-1]]\n            self._note"),
-    Mutant("the first event is not kept (SQLite)", SQL, "for c in of_job.changes]\n            connection", "for c in of_job.changes[1:]]\n            connection"),
+    Mutant("the first event is not kept (SQLite)", SQL, "for c in of_job.changes]\n        connection", "for c in of_job.changes[1:]]\n        connection"),
     Mutant("jobs that ended are not tidied (SQLite)", SQL, 'connection.execute(STATEMENTS["insert_untidied"], (after.submission.sequence,))', "pass"),
     Mutant(
         "an end is counted twice (SQLite)",

@@ -120,7 +120,7 @@ def _told(outcome: Outcome) -> str:
 def _replay(options: argparse.Namespace) -> int:
     history = campaign.history_of(options.seed)
     if options.keep:
-        history = History(history.seed, history.durable, tuple(history.steps[number - 1] for number in options.keep))
+        history = History(history.seed, tuple(history.steps[number - 1] for number in options.keep))
     outcome = campaign.run_history(history, story=True)
     print("\n".join(outcome.story))
     print(outcome.failure or f"every invariant held ({outcome.digest})")

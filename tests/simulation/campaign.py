@@ -55,7 +55,7 @@ def run_history(
     history: History, *, acts: Mapping[str, Act] = ACTS, story: bool = False, homes: str | None = None
 ) -> Outcome:
     """Run one history, then no further fault until every job has ended. ``homes`` is the parent of the world's home."""
-    world = World(durable=history.durable, homes=homes)
+    world = World(homes=homes)
     notes = _Notes()
     failure = ""
     try:
@@ -147,7 +147,7 @@ def shrink(outcome: Outcome, *, acts: Mapping[str, Act] = ACTS, tries: int = SHR
         for begin in range(len(steps) - size, -1, -size):
             tries -= 1
             left = (*steps[:begin], *steps[begin + size :])
-            found = run_history(History(best.history.seed, best.history.durable, left), acts=acts)
+            found = run_history(History(best.history.seed, left), acts=acts)
             if found.failure and found.kind == best.kind:
                 best = found
                 break

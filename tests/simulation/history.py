@@ -25,17 +25,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The steps of a seed. ``durable``: the store is SQLite, and a kill of the daemon loses what is not on the disk."""
+    """The steps of a seed."""
 
     seed: int
-    durable: bool
     steps: tuple[Step, ...]
 
 
 def draw(seed: int, length: int, weights: Mapping[str, float]) -> History:
     """Return the history of a seed. A longer one begins with the steps of a shorter one."""
     dice = random.Random(seed)
-    durable = dice.random() < 0.1
+    dice.random()  # unused: the seeds of the committed results keep their histories
     # Each history prefers some kinds of acts: an act that is rare on average is frequent in a few histories.
     liked = {name: weight * 4.0 ** dice.uniform(-1.5, 1.5) for name, weight in sorted(weights.items())}
     names, chances = list(liked), list(liked.values())
@@ -43,4 +42,4 @@ def draw(seed: int, length: int, weights: Mapping[str, float]) -> History:
     for _ in range(length - 1):
         (name,) = dice.choices(names, chances)
         steps.append(Step(name, dice.getrandbits(DICE_BITS)))
-    return History(seed, durable, tuple(steps))
+    return History(seed, tuple(steps))

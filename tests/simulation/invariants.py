@@ -6,9 +6,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.gangs import MaxDuration
-from orchestrator.core.facts.reasons import Cancelled
-from orchestrator.core.facts.requesters import ByForce
+from orchestrator.core.facts.faults import MaxDuration
+from orchestrator.core.facts.reasons import ByForce, Cancelled
 from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose
 from orchestrator.runtime.ranks.rank_events import FENCE_SECONDS
 
@@ -56,11 +55,11 @@ def check(world: World) -> None:
 def check_record(world: World) -> None:
     """Check that stored records equal the fold of their events and the daemon's jobs. Slower than the others: it reads every event."""
     _ended_jobs_stay_as_they_are(world)
-    problems = world.read(world.store.verify())
+    problems = world.run(world.store.verify())
     assert not problems, f"record differs from its events: {problems}"
     for job in world.jobs.values():
-        assert world.read(world.store.job(job.id)) == job, f"{job.id} is shown otherwise than it is stored"
-    stored = {job.id for job in world.read(world.store.load_live())}
+        assert world.run(world.store.job(job.id)) == job, f"{job.id} is shown otherwise than it is stored"
+    stored = {job.id for job in world.run(world.store.load_live())}
     assert stored == set(world.jobs), "live jobs differ from those that are stored"
 
 
@@ -73,9 +72,9 @@ def check_end(world: World) -> None:
     assert not list(world.cluster.processes), "a process is left"
     assert not any(node.held for node in world.cluster.nodes.values()), "something is held on a node"
     ended = world.truth.ended
-    assert set(world.read(world.store.untidied())) == set(ended), "jobs that ended are not to be tidied, once"
+    assert set(world.run(world.store.untidied())) == set(ended), "jobs that ended are not to be tidied, once"
     counts: Counter[JobState] = Counter()
-    for found in world.read(world.store.finished_counts()):
+    for found in world.run(world.store.finished_counts()):
         counts[found.state] += found.count
     assert counts == Counter(job.state for job in ended.values()), "ends are counted wrong"
     for job in ended.values():
@@ -83,7 +82,7 @@ def check_end(world: World) -> None:
 
 
 def _newly_ended(world: World, job_id: JobId) -> Job:
-    job = world.read(world.store.job(job_id))
+    job = world.run(world.store.job(job_id))
     assert job.state.is_terminal, (
         f"accepted job {job_id} is lost: {job.state} in the store, and not among the live jobs"
     )
@@ -203,7 +202,7 @@ def _checkpoint_is_a_real_one(world: World, job: Job) -> None:
 def _ended_jobs_stay_as_they_are(world: World) -> None:
     assert not set(world.truth.ended) & set(world.jobs), "a job that has ended lives"
     for job_id, job in world.truth.ended.items():
-        now = world.read(world.store.job(job_id))
+        now = world.run(world.store.job(job_id))
         assert (now.state, now.attempts) == (job.state, job.attempts), f"{job_id} was {job.state} and is {now.state}"
 
 
@@ -236,7 +235,7 @@ def _no_gpu_is_held_twice(world: World, jobs: Iterable[Job]) -> None:
 
 
 def _events_agree_with_the_record(world: World, job: Job) -> None:
-    events = [stored.event for stored in world.read(world.store.events(job.id, limit=100_000))]
+    events = [stored.event for stored in world.run(world.store.events(job.id, limit=100_000))]
     ends = [e for e in events if isinstance(e, ev.JobFinished)]
     assert len(ends) == 1, f"{job.id} ended {len(ends)} times"
     restarts = Counter(e.failure.failure_class.value for e in events if isinstance(e, ev.AttemptFailed) and e.retry)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.rank_ends import NoExitStatus
+from orchestrator.core.facts.faults import NoExitStatus
 from orchestrator.core.lifecycle.advance import declare_hung
 from orchestrator.core.lifecycle.failure import SETTLE_SECONDS
 from orchestrator.core.states import FailureClass, JobState

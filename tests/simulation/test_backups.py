@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from copy import deepcopy
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,10 +12,9 @@ import pytest
 from orchestrator.runtime.memory.cluster import Processes
 from orchestrator.runtime.memory.faults import HeadLost
 from orchestrator.store.backup import restore
-from orchestrator.store.sqlite import SqliteStore
+from orchestrator.store.store import Store
 from tests.simulation import campaign
 from tests.simulation.acts import ACTS, Act
-from tests.simulation.history import History
 from tests.simulation.world import Promise, World
 
 if TYPE_CHECKING:
@@ -52,7 +50,7 @@ def test_a_backup_in_the_middle_of_a_campaign_loses_nothing_acknowledged(tmp_pat
         backups.folder.mkdir()
         acts = {**ACTS, "backup": Act(backups.write, WEIGHT)}
         history = campaign.history_of(seed, acts=acts)
-        outcome = campaign.run_history(History(seed, True, history.steps), acts=acts)
+        outcome = campaign.run_history(history, acts=acts)
         assert outcome.failure == "", seed
         written += len(backups.held)
         for target, acknowledged in backups.held.items():
@@ -63,7 +61,7 @@ def test_a_backup_in_the_middle_of_a_campaign_loses_nothing_acknowledged(tmp_pat
 
 
 async def _holds(path: Path, acknowledged: dict[JobId, Job]) -> None:
-    store = SqliteStore.open(path, reserve=None, min_free_bytes=0)
+    store = Store.open(path, reserve=None, min_free_bytes=0)
     try:
         assert await store.verify() == []
         assert {job_id: await store.job(job_id) for job_id in acknowledged} == acknowledged
@@ -82,7 +80,7 @@ def test_after_a_restore_nothing_that_the_record_does_not_know_goes_on(
     # A home keeps the exit records of ended jobs until they are pruned; the cluster in memory drops them, to stay small.
     monkeypatch.setattr(Processes, "forget", lambda _processes, _job_id: None)
     history, dice = campaign.history_of(seed, length=80), random.Random(seed)
-    world = World(durable=False)
+    world = World()
     try:
         began: Counter[tuple[str, int, int]] = Counter()
         on_start = world.cluster.processes.on_start
@@ -92,14 +90,15 @@ def test_after_a_restore_nothing_that_the_record_does_not_know_goes_on(
             return on_start(process)
 
         world.cluster.processes.on_start = started
+        copy = world.home / "copy.db"
         copied_at = dice.randrange(5, 60)
         for number, step in enumerate(history.steps):
             ACTS[step.act].do(world, step.choices())
             if number == copied_at:
-                copy = deepcopy(world.store.store)
+                world.run(world.store.backup(copy))
         if dice.random() < 0.3:
             HeadLost().inject(world.cluster)
-        world.store.store = copy
+        world.restore(copy)
         world.crash()
         world.truth.first_up.clear()
         known = set(world.jobs)
@@ -109,7 +108,7 @@ def test_after_a_restore_nothing_that_the_record_does_not_know_goes_on(
         assert not world.cluster.gangs
         assert not list(world.cluster.processes)
         assert max(began.values(), default=0) <= 1, "the number of an attempt was used in both lives"
-        assert world.read(world.store.verify()) == []
+        assert world.run(world.store.verify()) == []
     finally:
         world.close()
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.api.errors import DiskFullError, OrchError, RefusedError
 from orchestrator.api.protocol import Verb
-from orchestrator.core.facts.requesters import ByShutdown
+from orchestrator.core.facts.reasons import ByShutdown
 from orchestrator.core.lifecycle.advance import FORCE_SECONDS, request_stop
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.runtime.memory.cluster import Script
@@ -115,7 +115,7 @@ def force(world: World, dice: random.Random) -> str:
 def _stop(world: World, job: Job, verb: Verb, *, force: bool = False) -> str:
     acknowledged = _ask(world, job, verb, force=force)
     if acknowledged:
-        now = world.read(world.store.job(job.id))
+        now = world.run(world.store.job(job.id))
         promise = world.truth.promises[job.id]
         if promise.attempts is None and not now.succeeded:
             promise.attempts = now.attempt_number

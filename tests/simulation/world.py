@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from orchestrator.core.ids import JobId, job_id
 from orchestrator.runtime.memory.cluster import MemoryCluster, Script
 from orchestrator.spec.settings import Settings
-from orchestrator.store.memory import MemoryStore
-from orchestrator.store.sqlite import SqliteStore
+from orchestrator.store.backup import restore
+from orchestrator.store.store import Store
 from tests.stateful.daemon import Crash, FaultyStore, SteppedDaemon
 from tests.support.records import replace
+from tests.support.stores import IN_MEMORY, in_this_thread
 from tests.unit.core.builders import T0, node
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
     from orchestrator.core.states import EndOrder
     from orchestrator.runtime.memory.cluster import Exit, Process
-    from orchestrator.store.port import Store
+    from orchestrator.store.store import Store
 
 T = TypeVar("T")
 Do: TypeAlias = "Callable[[World, random.Random], str]"
@@ -72,8 +72,6 @@ class Truth:
         self.ends.setdefault((process.job_id, process.attempt), {})[process.rank] = end
 
 
-IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-"""Parent directory of the homes of worlds that are given none; None: that of temporary files."""
 PREFIX: Final = "orch-simulation-"
 
 
@@ -91,7 +89,7 @@ def _counted(event: ev.JobSubmitted) -> JobId:
 class World:
     """Everything that a history changes. ``close`` frees it."""
 
-    def __init__(self, *, durable: bool, homes: str | None = None) -> None:
+    def __init__(self, *, homes: str | None = None) -> None:
         self.home = Path(tempfile.mkdtemp(prefix=PREFIX, dir=homes or IN_MEMORY))
         self.event_loop = asyncio.new_event_loop()
         self.settings = Settings.from_environ({"ORCH_HOME": str(self.home)})
@@ -106,7 +104,6 @@ class World:
         on_end = self.cluster.processes.on_end
         self.cluster.processes.on_end = lambda process: self._note_end(process, on_end)
         self._lives = 0
-        self._durable = durable
         self.store = NamedStore(self._open(), self.cluster)
         self.submitted = 0
         self.told: list[ev.Event] = []
@@ -124,18 +121,8 @@ class World:
         return self.cluster.now()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Return the result of a call of the daemon."""
+        """Return the result of a call of the daemon or the store."""
         return self.event_loop.run_until_complete(coroutine)
-
-    def read(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Return the result of a call of the store."""
-        if not self._durable:
-            try:  # a store in memory answers without waiting
-                coroutine.send(None)
-            except StopIteration as answer:
-                return cast("T", answer.value)
-            raise AssertionError("a store in memory waits for something")
-        return self.run(coroutine)
 
     def attempt(self, coroutine: Coroutine[Any, Any, T]) -> T | None:
         """Return the result of a call of the daemon; None when it was killed during the call and another one was started."""
@@ -150,8 +137,7 @@ class World:
         self.truth.happened["daemon killed"] += 1
         self.daemon.gangs.crash()
         self.told += self.daemon.history
-        if self._durable:
-            self.store.store = self._reopened()
+        self.store.store = self._reopened()
         self._begin_daemon()
 
     def round(self) -> None:
@@ -167,22 +153,32 @@ class World:
     # -- the store
 
     def _open(self) -> Store:
-        self._path.parent.mkdir(exist_ok=True)
-        return SqliteStore.open(self._path, reserve=None, min_free_bytes=0) if self._durable else MemoryStore()
+        self.store_path.parent.mkdir(exist_ok=True)
+        return in_this_thread(Store.open(self.store_path, reserve=None, min_free_bytes=0))
 
     @property
-    def _path(self) -> Path:
+    def store_path(self) -> Path:
+        """Return the path of the store in its present life."""
         return self.home / f"life-{self._lives}" / "store.sqlite3"
+
+    def restore(self, backup: Path) -> None:
+        """Replace the store by the copy in a backup, as after the loss of its disk."""
+        self.store.store.close()
+        shutil.rmtree(self.store_path.parent)
+        self._lives += 1
+        self.store_path.parent.mkdir()
+        restore(backup, self.store_path)
+        self.store.store = self._open()
 
     def _reopened(self) -> Store:
         """Reopen the store from copies of its files as they are now, without an orderly close, and with a torn write."""
-        old = self._path
+        old = self.store_path
         self._lives += 1
-        self._path.parent.mkdir()
+        self.store_path.parent.mkdir()
         log = old.with_name(old.name + "-wal")
-        shutil.copyfile(old, self._path)
+        shutil.copyfile(old, self.store_path)
         torn = (log.read_bytes() if log.exists() else b"") + bytes(range(256)) * (TORN_BYTES // 256)
-        self._path.with_name(log.name).write_bytes(torn)
+        self.store_path.with_name(log.name).write_bytes(torn)
         self.store.store.close()
         shutil.rmtree(old.parent)
         return self._open()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.memory.cluster import MemoryCluster
     from orchestrator.runtime.pools import Pool
     from orchestrator.spec.settings import Settings
-    from orchestrator.store.port import Store
+    from orchestrator.store.store import Store
 
 ADA = Caller(uid=1000, gid=1000, user="ada", is_owner=True)
 TRIES_ON_A_FULL_DISK = 3  # the disk has space again after these

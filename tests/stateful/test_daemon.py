@@ -28,9 +28,9 @@ from orchestrator.runtime.memory import faults as f
 from orchestrator.runtime.memory.cluster import MemoryCluster, Script
 from orchestrator.runtime.ranks.rank_events import LEASE_SECONDS
 from orchestrator.spec.settings import Settings
-from orchestrator.store.memory import MemoryStore
-from orchestrator.store.sqlite import SqliteStore
+from orchestrator.store.store import Store
 from tests.stateful.daemon import Crash, FaultyStore, SteppedDaemon
+from tests.support.stores import IN_MEMORY, in_this_thread
 from tests.unit.core.builders import T0, node
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.memory.cluster import Process
-    from orchestrator.store.port import Store
+    from orchestrator.store.store import Store
 
 T = TypeVar("T")
 MOST_JOBS = 5
@@ -81,11 +81,11 @@ exits = st.sampled_from(
 
 
 class DaemonMachine(RuleBasedStateMachine):
-    """A daemon on a store in memory."""
+    """A daemon on a store that every restart closes and opens again."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.home = Path(tempfile.mkdtemp(prefix="orch-stateful-"))
+        self.home = Path(tempfile.mkdtemp(prefix="orch-stateful-", dir=IN_MEMORY))
         self.runner = asyncio.Runner()
         self.settings = Settings.from_environ({"ORCH_HOME": str(self.home)})
         self.scripts: dict[JobId, Script] = {}
@@ -103,10 +103,7 @@ class DaemonMachine(RuleBasedStateMachine):
         self.begin_daemon()
 
     def open_store(self) -> Store:
-        return MemoryStore()
-
-    def reopen(self) -> None:
-        """Keep a store in memory; close and open a store on a disk."""
+        return in_this_thread(Store.open(self.home / "orch.db", reserve=None, min_free_bytes=0))
 
     def begin_daemon(self) -> None:
         self.daemon = SteppedDaemon(self.store, self.cluster, self.settings)
@@ -126,7 +123,8 @@ class DaemonMachine(RuleBasedStateMachine):
     def crash(self) -> None:
         self.daemon.gangs.crash()
         self.past += self.daemon.history
-        self.reopen()
+        self.store.close()
+        self.store.store = self.open_store()
         self.begin_daemon()
 
     @property
@@ -461,18 +459,5 @@ class DaemonMachine(RuleBasedStateMachine):
         self.daemon.look()
 
 
-class DurableDaemonMachine(DaemonMachine):
-    """The same daemon on a store in SQLite, which every restart closes and opens again."""
-
-    def open_store(self) -> Store:
-        return SqliteStore.open(self.home / "orch.db", reserve=None, min_free_bytes=0)
-
-    def reopen(self) -> None:
-        self.store.close()
-        self.store.store = self.open_store()
-
-
 TestDaemon = DaemonMachine.TestCase
-TestDaemon.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
-TestDurableDaemon = DurableDaemonMachine.TestCase
-TestDurableDaemon.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)
+TestDaemon.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)

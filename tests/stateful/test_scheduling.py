@@ -7,6 +7,7 @@ jobs end in turn, and each job must have ended.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import Counter
 from datetime import timedelta
@@ -19,24 +20,24 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from orchestrator.core import events as ev
 from orchestrator.core.cluster import NodeReservation
 from orchestrator.core.facts.findings import GpusUnused
-from orchestrator.core.facts.requesters import ByIdleReclaim, ByTimeSharing, ByUser
+from orchestrator.core.facts.reasons import ByIdleReclaim, ByTimeSharing, ByUser
 from orchestrator.core.ids import JobId
 from orchestrator.core.lifecycle.advance import request_resume, request_stop
 from orchestrator.core.lifecycle.fold import change_of
 from orchestrator.core.scheduler.live_jobs import MOST_IN_A_WINDOW, WINDOW_SECONDS, LiveJobs
 from orchestrator.core.scheduler.preemption import REPEATED_SECONDS
-from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import Commands, State, decide
+from orchestrator.core.scheduler.shares import Sharing
 from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose
 from orchestrator.daemon.sharing import SharingState
 from orchestrator.spec.model import ElasticWorkers
 from orchestrator.spec.queues import parse_queues
-from orchestrator.store.memory import MemoryStore
 from tests.support.records import replace
+from tests.support.stores import close_all, new_store
 from tests.unit.core.builders import T0, checkpoint, exited, gone, make_spec, node, nodes, released, submission, up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from orchestrator.core.cluster import Node
     from orchestrator.core.job.record import Job
@@ -50,15 +51,6 @@ QUEUES = (
     "top maximum=8; lab parent=top weight=2; prod parent=top guaranteed=4",
 )
 PICK = st.integers(0, 1000)
-
-
-def now(work: Coroutine[Any, Any, Any]) -> Any:
-    """Return the result of a coroutine that waits for nothing."""
-    try:
-        work.send(None)
-    except StopIteration as ended:
-        return ended.value
-    raise AssertionError("the store in memory waits for nothing")
 
 
 def told(commands: Commands) -> tuple[object, ...]:
@@ -83,7 +75,8 @@ class Scheduling(RuleBasedStateMachine):
         idle: float | None,
     ) -> None:
         self.now = T0
-        self.store = MemoryStore()
+        self.runner = asyncio.Runner()
+        self.store = new_store()
         self.jobs = LiveJobs()
         self.nodes: dict[str, Node] = nodes(node("a", gpus=4), node("b", gpus=4), node("c", gpus=2))
         sharing = Sharing(
@@ -118,7 +111,7 @@ class Scheduling(RuleBasedStateMachine):
         duration = None if limit is None else timedelta(seconds=limit)
         spec = make_spec(queue=self.names[queue % len(self.names)], max_duration=duration, **keys)
         event = submission(spec, job_id=f"job-{self.submitted:03}", user=user, at=self.now)
-        job, _ = now(self.store.submit(event))
+        job, _ = self.runner.run(self.store.submit(event))
         self.jobs[job.id] = job
         self.settle()
 
@@ -202,7 +195,7 @@ class Scheduling(RuleBasedStateMachine):
             change = change_of(self.jobs[event.job_id], event)
             if change is None:
                 continue
-            now(self.store.append([change]))
+            self.runner.run(self.store.append([change]))
             self.book.observe(change.after, event)
             if change.after.state.is_terminal:
                 self.ended[change.after.id] = change.after
@@ -305,8 +298,8 @@ class Scheduling(RuleBasedStateMachine):
     @invariant()
     def the_store_has_what_was_decided_and_what_has_ended_stays_so(self) -> None:
         if self.live() or getattr(self, "ended", None):
-            assert {job.id: job for job in now(self.store.load_live())} == dict(self.jobs)
-            assert all(now(self.store.job(job_id)) == job for job_id, job in self.ended.items())
+            assert {job.id: job for job in self.runner.run(self.store.load_live())} == dict(self.jobs)
+            assert all(self.runner.run(self.store.job(job_id)) == job for job_id, job in self.ended.items())
             assert all(job.state.is_terminal for job in self.ended.values())
 
     @invariant()
@@ -333,6 +326,13 @@ class Scheduling(RuleBasedStateMachine):
     # -- in the end
 
     def teardown(self) -> None:
+        try:
+            self.let_all_end()
+        finally:
+            self.runner.close()
+            close_all()
+
+    def let_all_end(self) -> None:
         """Check that no job starves: with all nodes back, running jobs end in turn, and each job starts and ends."""
         if not self.live():
             return

@@ -28,7 +28,7 @@ from orchestrator.core.states import AttemptState
 from orchestrator.runtime.cluster.head import ray_environment
 from orchestrator.runtime.nodes.directories import namespace
 from orchestrator.store import verification
-from orchestrator.store.sql.queries import Reader
+from orchestrator.store.sql.requests import Reader
 from orchestrator.store.sql.schema import connect
 from tests.support.ledger import SCRIPT, TINY, Ledger, job_spec
 from tests.support.processes import of_cwd

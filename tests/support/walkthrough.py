@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from orchestrator.core.events import RankExited
-from orchestrator.core.job.phases import hold_of
+from orchestrator.core.job.record import hold_of
 from orchestrator.core.states import JobState
 from orchestrator.daemon.loop import Loop
 from orchestrator.runtime.memory.cluster import MemoryCluster
 from orchestrator.runtime.memory.faults import RankDies
 from orchestrator.runtime.memory.gangs import MemoryGangs
-from orchestrator.store.memory import MemoryStore
+from orchestrator.store.store import Store
+from tests.support.stores import new_store
 from tests.unit.core.builders import ID, T0, make_spec, node, submission
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.events import Event
     from orchestrator.core.job.record import Job
-    from orchestrator.core.lifecycle.effects import Effect
+    from orchestrator.core.lifecycle.advance import Effect
     from orchestrator.core.lifecycle.fold import Change
 
 RANKS = 4
@@ -38,7 +39,7 @@ sequenceDiagram
     participant L as daemon/loop.py
     participant F as core/lifecycle/fold.py
     participant D as core/scheduler/scheduler.py
-    participant E as core/lifecycle/effects.py
+    participant E as core/lifecycle/advance.py
     participant S as store"""
 
 
@@ -93,13 +94,11 @@ def _event_names(events: Sequence[Event]) -> str:
     )
 
 
-class _Store(MemoryStore):
-    def __init__(self, recorded: Recorded) -> None:
-        super().__init__()
-        self._recorded = recorded
+class _Store(Store):
+    recorded: Recorded
 
     async def append(self, changes: Sequence[Change], **clock: Any) -> None:
-        self._recorded.written(changes)
+        self.recorded.written(changes)
         await super().append(changes, **clock)
 
 
@@ -116,7 +115,8 @@ class _Gangs(MemoryGangs):
 async def _run() -> Recorded:
     recorded = Recorded()
     cluster = MemoryCluster([node("a", gpus=RANKS)], now=T0, latency=0.001)
-    store = _Store(recorded)
+    store = new_store(_Store)
+    store.recorded = recorded
 
     def post(events: Sequence[Event]) -> None:
         recorded.posted(events)

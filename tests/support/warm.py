@@ -34,7 +34,7 @@ TRAINING = (
 )
 """Modules that training scripts import."""
 
-STORE = ("orchestrator.core.events", "orchestrator.store.sqlite", "tests.support.disks", "tests.unit.store.lives")
+STORE = ("orchestrator.core.events", "orchestrator.store.store", "tests.support.disks", "tests.unit.store.lives")
 """Modules that scripts import that write to the store."""
 
 SHARDED = (*TRAINING, "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "pytest")

@@ -10,7 +10,7 @@ from pydantic import AfterValidator
 from orchestrator.api.errors import NotPermittedError
 from orchestrator.api.protocol import REFERENCE_SEPARATOR
 from orchestrator.api.service import Caller
-from orchestrator.spec.fields.rules import USER_PATTERN
+from orchestrator.spec.fields import USER_PATTERN
 
 if TYPE_CHECKING:
     from fastapi import Request

@@ -17,7 +17,7 @@ from orchestrator.cli.commands.shared import Json
 from orchestrator.cli.session import Session, print_json
 
 if TYPE_CHECKING:
-    from orchestrator.spec.importing.command import Imported
+    from orchestrator.spec.importing import Imported
 
 
 def init(
@@ -124,7 +124,7 @@ def import_job(
 
     Nothing is run or submitted. Options that could not be translated are listed on standard error.
     """
-    from orchestrator.spec.importing.command import job_text
+    from orchestrator.spec.importing import job_text
     from orchestrator.spec.job import parse_job
     from orchestrator.spec.problems import BadValueError, SpecError
 
@@ -151,8 +151,7 @@ def import_job(
 
 
 def _read(words: list[str]) -> Imported:
-    from orchestrator.spec.importing.batch_script import import_script, read_sbatch
-    from orchestrator.spec.importing.command import import_line
+    from orchestrator.spec.importing import import_line, import_script, read_sbatch
 
     alone = words[0] if len(words) == 1 else ""
     if alone and os.path.isfile(alone) and not alone.endswith(".py"):

@@ -118,7 +118,7 @@ class DaemonProcess:
 
 def settings_of(session: Session) -> Settings:
     """Return the daemon's settings in this environment."""
-    from orchestrator.daemon.process.settings import load_settings
+    from orchestrator.daemon.process.home import load_settings
 
     return load_settings(session.environ)
 

@@ -15,7 +15,7 @@ from orchestrator.cli.console import clean
 from orchestrator.cli.render.table import Cell, Column, render_table
 from orchestrator.cli.session import Session, answer
 from orchestrator.cli.times import parse_span_within, parse_start
-from orchestrator.spec.fields.rules import LABEL_PATTERN
+from orchestrator.spec.fields import LABEL_PATTERN
 from orchestrator.units import clock, number, size
 
 if TYPE_CHECKING:

@@ -576,7 +576,7 @@ def job_yaml(
     """Return the job.yaml of this command as JSON, which is unambiguous YAML. ``keys`` without a value are left out."""
     if not command or not command[0]:
         raise BadRequestError("there is no command to run", hint="orch run -- python train.py")
-    from orchestrator.spec.importing.command import name_for
+    from orchestrator.spec.importing import name_for
 
     per_worker: dict[str, object] = {
         key: _whole(value) for key, value in (("gpu", gpu), ("cpu", cpu)) if value is not None

@@ -34,23 +34,14 @@ class Definition:
     apart: bool = False
 
 
-def _at_once(
-    figure: str, close_seconds: float = 10.0, *, open_seconds: float = 0.0, outlives: bool = False
-) -> Definition:
+def _over(figure: str, opens_at: float, closes_at: float, seconds: tuple[float, float], **also: bool) -> Definition:
     return Definition(
-        figure=figure,
-        opens_at=1.0,
-        closes_at=1.0,
-        open_seconds=open_seconds,
-        close_seconds=close_seconds,
-        outlives=outlives,
+        figure=figure, opens_at=opens_at, closes_at=closes_at, open_seconds=seconds[0], close_seconds=seconds[1], **also
     )
 
 
-def _over(figure: str, opens_at: float, closes_at: float, seconds: tuple[float, float]) -> Definition:
-    return Definition(
-        figure=figure, opens_at=opens_at, closes_at=closes_at, open_seconds=seconds[0], close_seconds=seconds[1]
-    )
+def _at_once(figure: str, close_seconds: float = 10.0, *, open_seconds: float = 0.0, **also: bool) -> Definition:
+    return _over(figure, 1.0, 1.0, (open_seconds, close_seconds), **also)
 
 
 DEFINITIONS: Final[Mapping[type[f.Finding], Definition]] = {
@@ -60,33 +51,16 @@ DEFINITIONS: Final[Mapping[type[f.Finding], Definition]] = {
     f.WrongWorldSize: _at_once("time that ranks wait for their process group, over 10 s"),
     f.RendezvousIncomplete: _at_once("time that ranks wait for their process group, over 30 s"),
     f.NoStep: _at_once("time without a step, over the time that this job may take for one"),
-    f.ExporterSilent: Definition(
-        figure="1 while its exporter does not answer, 0.5 while that starts",
-        opens_at=1.0,
-        closes_at=STARTING,
-        open_seconds=EXPORTER_SECONDS,
-        close_seconds=6.0,
+    f.ExporterSilent: _over(
+        "1 while its exporter does not answer, 0.5 while that starts", 1.0, STARTING, (EXPORTER_SECONDS, 6.0)
     ),
-    f.GpuShared: Definition(
-        figure="processes of none of the daemon's jobs",
-        opens_at=1.0,
-        closes_at=1.0,
-        open_seconds=12.0,
-        close_seconds=20.0,
-    ),
-    f.GpuMemoryTaken: Definition(
-        figure="memory that no process accounts for, over what drivers take",
-        opens_at=1.0,
-        closes_at=0.8,
-        open_seconds=20.0,
-        close_seconds=30.0,
-    ),
-    f.GpuMemoryErrors: Definition(
-        figure="corrected errors in ten minutes, over 60, or remapped rows since the attempt began",
-        opens_at=1.0,
-        closes_at=0.2,
-        open_seconds=4.0,
-        close_seconds=600.0,
+    f.GpuShared: _at_once("processes of none of the daemon's jobs", 20.0, open_seconds=12.0),
+    f.GpuMemoryTaken: _over("memory that no process accounts for, over what drivers take", 1.0, 0.8, (20.0, 30.0)),
+    f.GpuMemoryErrors: _over(
+        "corrected errors in ten minutes, over 60, or remapped rows since the attempt began",
+        1.0,
+        0.2,
+        (4.0, 600.0),
         apart=True,
     ),
     f.GpuThrottled: _over("share of the window in which clocks are held down", 0.5, 0.2, (10.0, 30.0)),
@@ -101,56 +75,16 @@ DEFINITIONS: Final[Mapping[type[f.Finding], Definition]] = {
         (20.0, 30.0),
     ),
     f.GpuIdle: _over("how far its utilization is below its neighbours', as a share", 0.75, 0.5, (14.0, 30.0)),
-    f.JobIdle: Definition(
-        figure="GPUs without work", opens_at=1.0, closes_at=1.0, open_seconds=24.0, close_seconds=10.0
-    ),
-    f.GpusUnused: Definition(
-        figure="GPUs without work while steps are made",
-        opens_at=1.0,
-        closes_at=1.0,
-        open_seconds=24.0,
-        close_seconds=10.0,
-    ),
-    f.GpuMemoryGrowing: Definition(
-        figure="minutes in a row of steady growth, over ten",
-        opens_at=1.0,
-        closes_at=1.0,
-        open_seconds=0.0,
-        close_seconds=60.0,
-        apart=True,
-    ),
-    f.HostMemoryGrowing: Definition(
-        figure="steady growth of host memory that reaches its limit",
-        opens_at=1.0,
-        closes_at=1.0,
-        open_seconds=0.0,
-        close_seconds=60.0,
-        apart=True,
-    ),
+    f.JobIdle: _at_once("GPUs without work", 10.0, open_seconds=24.0),
+    f.GpusUnused: _at_once("GPUs without work while steps are made", 10.0, open_seconds=24.0),
+    f.GpuMemoryGrowing: _at_once("minutes in a row of steady growth, over ten", 60.0, apart=True),
+    f.HostMemoryGrowing: _at_once("steady growth of host memory that reaches its limit", 60.0, apart=True),
     f.LoadUneven: _over("coefficient of variation of utilization or power", BALANCE_BANDS[-1], 0.15, (60.0, 60.0)),
-    f.LossNotFinite: Definition(
-        figure="metrics that are NaN or infinite",
-        opens_at=1.0,
-        closes_at=1.0,
-        open_seconds=4.0,
-        close_seconds=30.0,
-    ),
+    f.LossNotFinite: _at_once("metrics that are NaN or infinite", 30.0, open_seconds=4.0),
     f.LossFlat: _over("steps without a change of the loss, over what is usual", 1.0, 1.0, (4.0, 0.0)),
     f.LossJumped: _over("how far the loss is above its usual value, over what counts as a jump", 1.0, 0.5, (6.0, 10.0)),
-    f.StorageFull: Definition(
-        figure="size of a checkpoint, over what its storage has left",
-        opens_at=1.0,
-        closes_at=0.9,
-        open_seconds=10.0,
-        close_seconds=20.0,
-    ),
-    f.SavesFailing: Definition(
-        figure="saves that failed, the newest among them",
-        opens_at=2.0,
-        closes_at=1.0,
-        open_seconds=0.0,
-        close_seconds=0.0,
-    ),
+    f.StorageFull: _over("size of a checkpoint, over what its storage has left", 1.0, 0.9, (10.0, 20.0)),
+    f.SavesFailing: _over("saves that failed, the newest among them", 2.0, 1.0, (0.0, 0.0)),
     f.SavesRare: _over("time since the newest checkpoint, over the intended interval", 1.0, 1.0, (30.0, 0.0)),
     f.StorageSlow: _over("time that storage takes for a checkpoint, over what it may take", 1.0, 0.5, (10.0, 30.0)),
     f.SavesSlow: _over("time that a save stalls training, over the interval of saves", 0.2, 0.1, (10.0, 0.0)),

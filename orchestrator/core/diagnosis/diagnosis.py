@@ -2,7 +2,7 @@
 
 ``figures.py`` computes figures from observations, ``rules.py`` derives suspicions from figures, and ``definitions.py``
 defines when a suspicion is a finding: at which figure and after how long it opens, below which and after how long it
-closes. Pure; only observed time counts, as in ``heartbeat.py``: of a gap in which the observer did not run, at most
+closes. Pure; only observed time counts, as in ``Heartbeat``: of a gap in which the observer did not run, at most
 ``LONGEST_TICK_SECONDS`` count.
 """
 

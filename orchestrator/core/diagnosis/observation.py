@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from orchestrator.core.facts.fact import Fact
-    from orchestrator.core.facts.hangs import Lateness, Stillness
+    from orchestrator.core.facts.findings import Lateness, Stillness
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

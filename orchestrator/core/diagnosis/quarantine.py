@@ -14,11 +14,18 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.core import events as ev
 from orchestrator.core.facts.fact import Fact  # noqa: TC001  # codec.py reads the annotations
-from orchestrator.core.facts.gangs import GangFault, StartupTimeout
-from orchestrator.core.facts.gpus import GpuFault
-from orchestrator.core.facts.memory import OomCount, OomKill
-from orchestrator.core.facts.nodes import RepeatedFailures
-from orchestrator.core.facts.rank_ends import DiskFull, NoExitStatus, ProcessSignal, TerminatedFromOutside
+from orchestrator.core.facts.faults import (
+    DiskFull,
+    GangFault,
+    GpuFault,
+    NoExitStatus,
+    OomCount,
+    OomKill,
+    ProcessSignal,
+    RepeatedFailures,
+    StartupTimeout,
+    TerminatedFromOutside,
+)
 from orchestrator.core.ids import JobId  # noqa: TC001  # codec.py reads the annotations when it runs
 from orchestrator.core.states import FailureClass
 

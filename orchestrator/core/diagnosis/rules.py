@@ -10,15 +10,15 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from orchestrator.core import thresholds as d
 from orchestrator.core.diagnosis.definitions import DEFINITIONS
 from orchestrator.core.diagnosis.figures import Estimate, above, in_lockstep, typical
 from orchestrator.core.diagnosis.health import GATHERING
 from orchestrator.core.facts import findings as f
-from orchestrator.core.facts.gpus import GpuEcc
-from orchestrator.core.facts.hangs import Sign
+from orchestrator.core.facts.faults import GpuEcc
+from orchestrator.core.facts.findings import Sign
 from orchestrator.core.thresholds import (
     BUSY_UTILIZATION,
     GROWTH_HORIZON_SECONDS,
@@ -44,12 +44,23 @@ if TYPE_CHECKING:
     from orchestrator.core.facts.findings import Finding
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Suspicion:
     """Possible finding with its ``figure``, larger for worse; ``definitions.py`` defines where the finding opens."""
 
     finding: Finding
     figure: float
+
+
+def _sure(cls: type[Finding], figure: float, **fields: Any) -> Suspicion:
+    """Return a suspicion whose figures are measured directly."""
+    return Suspicion(cls(**fields, confidence=f.Confidence.CERTAIN), figure)
+
+
+def _of_gpu(cls: type[Finding], gpu: GpuSeen, figure: float, confidence: f.Confidence, **fields: Any) -> Suspicion:
+    """Return a suspicion about a GPU."""
+    subject: dict[str, Any] = {"rank": gpu.rank, "gpu_uuid": gpu.gpu_uuid, "node": gpu.node, "confidence": confidence}
+    return Suspicion(cls(**subject, **fields), figure)
 
 
 HARMLESS: Final = frozenset({"clock_setting", "sync_boost"})
@@ -81,31 +92,25 @@ def gpu_suspicions(job: JobFigures) -> Iterator[Suspicion]:
 
 
 def _reported(gpu: GpuSeen) -> Iterator[Suspicion]:
-    subject = {"rank": gpu.rank, "gpu_uuid": gpu.gpu_uuid, "node": gpu.node, "confidence": f.Confidence.CERTAIN}
+    certain = f.Confidence.CERTAIN
     if gpu.fault is not None:
-        yield Suspicion(finding=f.GpuFaulty(**subject, fault=gpu.fault), figure=1.0)  # type: ignore[arg-type]  # the fields of every finding
+        yield _of_gpu(f.GpuFaulty, gpu, 1.0, certain, fault=gpu.fault)
     if gpu.silent or gpu.starting:
-        figure = d.STARTING if gpu.starting else 1.0
-        yield Suspicion(finding=f.ExporterSilent(**subject), figure=figure)  # type: ignore[arg-type]  # the same
+        yield _of_gpu(f.ExporterSilent, gpu, d.STARTING if gpu.starting else 1.0, certain)
     if gpu.foreign_pids:
-        yield Suspicion(finding=f.GpuShared(**subject, pids=gpu.foreign_pids), figure=1.0)  # type: ignore[arg-type]  # the same
+        yield _of_gpu(f.GpuShared, gpu, 1.0, certain, pids=gpu.foreign_pids)
 
 
 def _memory_errors(gpu: GpuFigures) -> Iterator[Suspicion]:
     """Return suspicions from uncorrected memory errors since the attempt began, and from corrected ones and remaps."""
-    newest, errors = gpu.newest, gpu.errors
-    subject = {
-        "rank": newest.rank,
-        "gpu_uuid": newest.gpu_uuid,
-        "node": newest.node,
-        "confidence": f.Confidence.CERTAIN,
-    }
+    newest, errors, certain = gpu.newest, gpu.errors, f.Confidence.CERTAIN
     if errors.uncorrected and newest.fault is None:
         fault = GpuEcc(gpu_uuid=newest.gpu_uuid, errors=errors.uncorrected)
-        yield Suspicion(finding=f.GpuFaulty(**subject, fault=fault), figure=1.0)  # type: ignore[arg-type]  # the fields of every finding
+        yield _of_gpu(f.GpuFaulty, newest, 1.0, certain, fault=fault)
     if errors.corrected or errors.remapped:
-        finding = f.GpuMemoryErrors(**subject, corrected=errors.corrected, remapped=errors.remapped)  # type: ignore[arg-type]  # the same
-        yield Suspicion(finding=finding, figure=max(errors.corrected / d.CORRECTED, float(errors.remapped)))
+        figure = max(errors.corrected / d.CORRECTED, float(errors.remapped))
+        counts = {"corrected": errors.corrected, "remapped": errors.remapped}
+        yield _of_gpu(f.GpuMemoryErrors, newest, figure, certain, **counts)
 
 
 def _taken(gpu: GpuSeen) -> Iterator[Suspicion]:
@@ -113,10 +118,15 @@ def _taken(gpu: GpuSeen) -> Iterator[Suspicion]:
     used, own, total = gpu.memory_bytes, gpu.own_memory_bytes, gpu.memory_total_bytes
     if used is None or own is None or not total:
         return
-    finding = f.GpuMemoryTaken(
-        rank=gpu.rank, gpu_uuid=gpu.gpu_uuid, node=gpu.node, used_bytes=used, own_bytes=own, total_bytes=total
+    yield _of_gpu(
+        f.GpuMemoryTaken,
+        gpu,
+        (used - own) / max(d.FOREIGN_BYTES, d.FOREIGN_SHARE * total),
+        f.Confidence.LIKELY,
+        used_bytes=used,
+        own_bytes=own,
+        total_bytes=total,
     )
-    yield Suspicion(finding=finding, figure=(used - own) / max(d.FOREIGN_BYTES, d.FOREIGN_SHARE * total))
 
 
 def _alike(gpu: GpuFigures, others: Sequence[GpuFigures]) -> list[GpuFigures]:
@@ -133,15 +143,14 @@ def _throttled(gpu: GpuFigures, alike: Sequence[GpuFigures]) -> Iterator[Suspici
     if POWER_CAP in shares and not _below(gpu, alike):
         del shares[POWER_CAP]  # at full load a GPU reaches its own limit, as designed
     if shares:
-        finding = f.GpuThrottled(
-            rank=gpu.newest.rank,
-            gpu_uuid=gpu.newest.gpu_uuid,
-            node=gpu.newest.node,
+        yield _of_gpu(
+            f.GpuThrottled,
+            gpu.newest,
+            max(shares.values()),
+            f.Confidence.CERTAIN,
             reasons=tuple(sorted(shares, key=lambda reason: (-shares[reason], reason))),
             share=max(shares.values()),
-            confidence=f.Confidence.CERTAIN,
         )
-        yield Suspicion(finding=finding, figure=finding.share)
 
 
 def _below(gpu: GpuFigures, alike: Sequence[GpuFigures]) -> bool:
@@ -163,29 +172,28 @@ def _slow_clock(gpu: GpuFigures, alike: Sequence[GpuFigures]) -> Iterator[Suspic
     usual = _usual(alike, lambda other: other.clock_hertz)
     if gpu.clock_hertz is None or not usual or gpu.throttle.keys() - HARMLESS or _heavier(gpu, alike):
         return
-    finding = f.GpuSlow(
-        rank=gpu.newest.rank,
-        gpu_uuid=gpu.newest.gpu_uuid,
-        node=gpu.newest.node,
+    yield _of_gpu(
+        f.GpuSlow,
+        gpu.newest,
+        1.0 - gpu.clock_hertz / usual,
+        f.Confidence.LIKELY,
         hertz=gpu.clock_hertz,
         usual_hertz=usual,
     )
-    yield Suspicion(finding=finding, figure=1.0 - gpu.clock_hertz / usual)
 
 
 def _idle(gpu: GpuFigures, others: Sequence[GpuFigures]) -> Iterator[Suspicion]:
     usual = _usual(others, lambda other: other.utilization)
     if gpu.utilization is None or usual is None or usual < BUSY_UTILIZATION:
         return
-    finding = f.GpuIdle(
-        rank=gpu.newest.rank,
-        gpu_uuid=gpu.newest.gpu_uuid,
-        node=gpu.newest.node,
+    yield _of_gpu(
+        f.GpuIdle,
+        gpu.newest,
+        1.0 - gpu.utilization / usual,
+        f.Confidence.CERTAIN,
         utilization=gpu.utilization,
         usual_utilization=usual,
-        confidence=f.Confidence.CERTAIN,
     )
-    yield Suspicion(finding=finding, figure=1.0 - gpu.utilization / usual)
 
 
 def _powerful(job: JobFigures, gpus: Sequence[GpuFigures]) -> Iterator[Suspicion]:
@@ -198,23 +206,21 @@ def _powerful(job: JobFigures, gpus: Sequence[GpuFigures]) -> Iterator[Suspicion
     usual = _usual([gpu for gpu in gpus if gpu is not top], lambda gpu: gpu.power_watts)
     if not usual or top.power_watts is None:
         return
-    finding = f.RankAwaited(
-        rank=top.newest.rank,
-        gpu_uuid=top.newest.gpu_uuid,
-        node=top.newest.node,
+    yield _of_gpu(
+        f.RankAwaited,
+        top.newest,
+        top.power_watts / usual,
+        f.Confidence.POSSIBLE,
         watts=top.power_watts,
         usual_watts=usual,
-        confidence=f.Confidence.POSSIBLE,
     )
-    yield Suspicion(finding=finding, figure=top.power_watts / usual)
 
 
 def _uneven(job: JobFigures, gpus: Sequence[GpuFigures]) -> Iterator[Suspicion]:
     busy = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
     if job.newest.load_cv is None or len(busy) < len(gpus) or fmean(busy) < BUSY_UTILIZATION:
         return
-    finding = f.LoadUneven(cv=job.newest.load_cv, confidence=f.Confidence.POSSIBLE)
-    yield Suspicion(finding=finding, figure=finding.cv)
+    yield Suspicion(f.LoadUneven(cv=job.newest.load_cv, confidence=f.Confidence.POSSIBLE), job.newest.load_cv)
 
 
 def _all_idle(job: JobFigures, gpus: Sequence[GpuFigures]) -> Iterator[Suspicion]:
@@ -223,9 +229,9 @@ def _all_idle(job: JobFigures, gpus: Sequence[GpuFigures]) -> Iterator[Suspicion
     stall = job.newest.stall
     if job.reports:
         if stall is None and job.ranks and not job.newest.certain_work:  # a simulated GPU is never used
-            yield Suspicion(finding=f.GpusUnused(gpus=len(gpus), confidence=f.Confidence.CERTAIN), figure=1.0)
+            yield _sure(f.GpusUnused, 1.0, gpus=len(gpus))
     elif stall is not None and stall.seen.sign not in WORKING:
-        yield Suspicion(finding=f.JobIdle(gpus=len(gpus), confidence=f.Confidence.CERTAIN), figure=1.0)
+        yield _sure(f.JobIdle, 1.0, gpus=len(gpus))
 
 
 def _growing_gpu(gpu: GpuFigures) -> Iterator[Suspicion]:
@@ -235,16 +241,16 @@ def _growing_gpu(gpu: GpuFigures) -> Iterator[Suspicion]:
     left = max(0.0, total - growth.used) / growth.per_second
     if left > GROWTH_HORIZON_SECONDS:
         return
-    finding = f.GpuMemoryGrowing(
-        rank=gpu.newest.rank,
-        gpu_uuid=gpu.newest.gpu_uuid,
-        node=gpu.newest.node,
+    yield _of_gpu(
+        f.GpuMemoryGrowing,
+        gpu.newest,
+        1.0,
+        f.Confidence.LIKELY,
         used_bytes=growth.used,
         total_bytes=total,
         bytes_per_second=growth.per_second,
         seconds_left=left,
     )
-    yield Suspicion(finding=finding, figure=1.0)
 
 
 def _skewed(gpus: Sequence[GpuFigures]) -> Iterator[Suspicion]:
@@ -255,9 +261,7 @@ def _skewed(gpus: Sequence[GpuFigures]) -> Iterator[Suspicion]:
         if offset is not None and (node not in offsets or abs(offset) < abs(offsets[node])):
             offsets[node] = offset
     for node, offset in offsets.items():
-        yield Suspicion(
-            finding=f.ClockSkewed(node=node, seconds=offset, confidence=f.Confidence.CERTAIN), figure=abs(offset)
-        )
+        yield _sure(f.ClockSkewed, abs(offset), node=node, seconds=offset)
 
 
 def process_suspicions(job: JobFigures) -> Iterator[Suspicion]:
@@ -292,8 +296,10 @@ def _working(ranks: Sequence[_Waiting]) -> Iterator[Suspicion]:
     more = above(top.busy, [one.busy for one in others])
     if more.usual <= 0.0 or typical([one.locked for one in others]) - top.locked.value < d.LOCKED_MORE:
         return
-    finding = f.RankAwaited(rank=top.rank, busy=more.value, usual_busy=more.usual, confidence=f.Confidence.POSSIBLE)
-    yield Suspicion(finding=finding, figure=min(more.value / more.usual, _certain(more.deviations)))
+    yield Suspicion(
+        f.RankAwaited(rank=top.rank, busy=more.value, usual_busy=more.usual, confidence=f.Confidence.POSSIBLE),
+        min(more.value / more.usual, _certain(more.deviations)),
+    )
 
 
 def _waiting(ranks: Sequence[_Waiting]) -> Iterator[Suspicion]:
@@ -311,7 +317,7 @@ def _waiting(ranks: Sequence[_Waiting]) -> Iterator[Suspicion]:
         confidence=f.Confidence.POSSIBLE,
     )
     error = math.hypot(nearest.error, least.locked.error)
-    yield Suspicion(finding=finding, figure=min(1.0 + more, _certain(more / error)))
+    yield Suspicion(finding, min(1.0 + more, _certain(more / error)))
 
 
 def _certain(deviations: float) -> float:
@@ -337,8 +343,7 @@ def _starved_processes(job: JobFigures) -> Iterator[Suspicion]:
 
 
 def _starvation(rank: int | None, share: float) -> Suspicion:
-    finding = f.InputStarved(rank=rank, share=share, reported=False, confidence=f.Confidence.POSSIBLE)
-    return Suspicion(finding=finding, figure=share)
+    return Suspicion(f.InputStarved(rank=rank, share=share, reported=False, confidence=f.Confidence.POSSIBLE), share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -388,14 +393,16 @@ def _end(limit: int | None, available: int | None, growth: Growth, node_pace: fl
 
 
 def _growth(one: _Filling, *, every: bool) -> Suspicion:
-    finding = f.HostMemoryGrowing(
-        rank=None if every else one.rank,
-        used_bytes=one.growth.used,
-        limit_bytes=one.limit,
-        bytes_per_second=one.growth.per_second,
-        seconds_left=one.seconds_left,
+    return Suspicion(
+        f.HostMemoryGrowing(
+            rank=None if every else one.rank,
+            used_bytes=one.growth.used,
+            limit_bytes=one.limit,
+            bytes_per_second=one.growth.per_second,
+            seconds_left=one.seconds_left,
+        ),
+        1.0,
     )
-    return Suspicion(finding=finding, figure=1.0)
 
 
 def saves_suspicions(job: JobFigures) -> Iterator[Suspicion]:
@@ -405,15 +412,13 @@ def saves_suspicions(job: JobFigures) -> Iterator[Suspicion]:
     if full is not None:
         yield full
     if saves.failures and saves.cause not in d.STORAGE_FULL:
-        finding = f.SavesFailing(failures=saves.failures, said=saves.said, confidence=f.Confidence.CERTAIN)
-        yield Suspicion(finding=finding, figure=float(saves.failures))
+        yield _sure(f.SavesFailing, float(saves.failures), failures=saves.failures, said=saves.said)
     slow_storage = _slow_storage(job)
     if slow_storage is not None:
         yield slow_storage
     stall, interval = saves.stall_seconds, saves.interval_seconds
     if stall is not None and interval and stall >= d.LEAST_STALL_SECONDS:
-        slow = f.SavesSlow(seconds=stall, interval_seconds=interval, confidence=f.Confidence.CERTAIN)
-        yield Suspicion(finding=slow, figure=stall / interval)
+        yield _sure(f.SavesSlow, stall / interval, seconds=stall, interval_seconds=interval)
     yield from _rare(saves)
 
 
@@ -424,13 +429,13 @@ def _full(saves: SavesSeen, storage: StorageFigures) -> Suspicion | None:
     if not failed and not known:
         return None
     fill = storage.needed_bytes / max(1, storage.free_bytes or 0) if known else 0.0
-    finding = f.StorageFull(
+    return _sure(
+        f.StorageFull,
+        max(1.0, fill) if failed else fill,
         free_bytes=storage.free_bytes,
         needed_bytes=storage.needed_bytes,
         said=saves.said if failed else "",
-        confidence=f.Confidence.CERTAIN,
     )
-    return Suspicion(finding=finding, figure=max(1.0, fill) if failed else fill)
 
 
 def _slow_storage(job: JobFigures) -> Suspicion | None:
@@ -444,15 +449,15 @@ def _slow_storage(job: JobFigures) -> Suspicion | None:
     closes = DEFINITIONS[f.StorageSlow].closes_at
     slow = sum(each >= closes for each, _ in found)
     alone = worst is not None and len(found) > 1 and slow == 1 and figure > waiting
-    finding = f.StorageSlow(
+    return _sure(
+        f.StorageSlow,
+        max(figure, waiting),
         rank=worst.rank if alone and worst is not None else None,
         seconds=worst.seconds if worst is not None else 0.0,
         usual_seconds=worst.usual_seconds if worst is not None else None,
         share=min(1.0, storage.waiting),
         busy=worst is not None and worst.busy,
-        confidence=f.Confidence.CERTAIN,
     )
-    return Suspicion(finding=finding, figure=max(figure, waiting))
 
 
 def _over_usual(one: RankStorage) -> float:
@@ -467,10 +472,12 @@ def _rare(saves: SavesSeen) -> Iterator[Suspicion]:
         return
     meant = d.SAVES_MISSED * (saves.interval_seconds or 0.0)
     allowed = max(d.UNSAVED_SECONDS, meant) if saves.ever or saves.interval_seconds else d.NEVER_SAVED_SECONDS
-    rare = f.SavesRare(
-        seconds=saves.unsaved_seconds, interval_seconds=saves.interval_seconds, confidence=f.Confidence.CERTAIN
+    yield _sure(
+        f.SavesRare,
+        saves.unsaved_seconds / allowed,
+        seconds=saves.unsaved_seconds,
+        interval_seconds=saves.interval_seconds,
     )
-    yield Suspicion(finding=rare, figure=saves.unsaved_seconds / allowed)
 
 
 LEAST_APART_FACTOR: Final = 1.03
@@ -502,18 +509,17 @@ def job_suspicions(job: JobFigures) -> Iterator[Suspicion]:
         yield from _loss(loss)
     yield from saves_suspicions(job)
     if job.late_seconds is not None:
-        late = f.DaemonOverloaded(late_seconds=job.late_seconds, confidence=f.Confidence.CERTAIN)
-        yield Suspicion(finding=late, figure=job.late_seconds)
+        yield _sure(f.DaemonOverloaded, job.late_seconds, late_seconds=job.late_seconds)
     restarts = job.newest.restarts
     if restarts is not None:
-        finding = f.RestartLoop(
+        yield _sure(
+            f.RestartLoop,
+            restarts.count / RESTARTS,
             restarts=restarts.count,
             seconds=restarts.seconds,
             cause=restarts.cause,
             total=restarts.total,
-            confidence=f.Confidence.CERTAIN,
         )
-        yield Suspicion(finding=finding, figure=restarts.count / RESTARTS)
 
 
 def _groups(job: JobFigures, ranks: Sequence[RankFigures]) -> list[list[RankFigures]]:
@@ -542,16 +548,18 @@ def _slow_ranks(job: JobFigures, ranks: Sequence[RankFigures]) -> Iterator[Suspi
         if found is None:
             continue
         gpus = [gpu for gpu in job.newest.gpus if gpu.rank == rank.rank]
-        finding = f.RankSlow(
-            rank=rank.rank,
-            gpu_uuid=gpus[0].gpu_uuid if len(gpus) == 1 else "",
-            node=gpus[0].node if gpus else "",
-            factor=found.factor,
-            seconds=found.seconds,
-            usual_seconds=found.usual_seconds,
-            awaited=lockstep,
+        yield Suspicion(
+            f.RankSlow(
+                rank=rank.rank,
+                gpu_uuid=gpus[0].gpu_uuid if len(gpus) == 1 else "",
+                node=gpus[0].node if gpus else "",
+                factor=found.factor,
+                seconds=found.seconds,
+                usual_seconds=found.usual_seconds,
+                awaited=lockstep,
+            ),
+            found.figure,
         )
-        yield Suspicion(finding=finding, figure=found.figure)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -600,8 +608,7 @@ def _slow_nodes(ranks: Sequence[RankFigures]) -> Iterator[Suspicion]:
         return
     found = _slower(max(rank.step.value for rank in ranks), middle, others)
     if found is not None and found.figure >= DEFINITIONS[f.NodeSlow].closes_at:
-        node = f.NodeSlow(node=slowest, factor=found.factor, ranks=len(own))
-        yield Suspicion(finding=node, figure=found.figure)
+        yield Suspicion(f.NodeSlow(node=slowest, factor=found.factor, ranks=len(own)), found.figure)
 
 
 def _starved_ranks(job: JobFigures) -> Iterator[Suspicion]:
@@ -615,19 +622,16 @@ def _starved_ranks(job: JobFigures) -> Iterator[Suspicion]:
     together = len(starved) > 1 and 2 * len(starved) > len(job.ranks)
     if together:
         share = median(starved.values())
-        finding = f.InputStarved(share=share, confidence=f.Confidence.CERTAIN)
-        yield Suspicion(finding=finding, figure=share)
+        yield _sure(f.InputStarved, share, share=share)
         return
     for rank, share in starved.items():
-        finding = f.InputStarved(rank=rank, share=share, confidence=f.Confidence.CERTAIN)
-        yield Suspicion(finding=finding, figure=share)
+        yield _sure(f.InputStarved, share, rank=rank, share=share)
 
 
 def _at_breakpoints(job: JobSeen) -> Iterator[Suspicion]:
     for terminal in job.terminals:
         if terminal.stopped_at is not None:
-            finding = f.RankAtBreakpoint(rank=terminal.rank, confidence=f.Confidence.CERTAIN)
-            yield Suspicion(finding=finding, figure=1.0)
+            yield _sure(f.RankAtBreakpoint, 1.0, rank=terminal.rank)
 
 
 def _still(job: JobSeen) -> Iterator[Suspicion]:
@@ -635,8 +639,7 @@ def _still(job: JobSeen) -> Iterator[Suspicion]:
     if stall is None:
         return
     if stall.seen.sign is Sign.STOPPED:
-        finding = f.RankStopped(rank=stall.seen.rank, seen=stall.seen, late=stall.late, confidence=f.Confidence.CERTAIN)
-        yield Suspicion(finding=finding, figure=1.0)
+        yield _sure(f.RankStopped, 1.0, rank=stall.seen.rank, seen=stall.seen, late=stall.late)
         return
     if stall.seen.sign in GATHERING:
         yield _gathering(stall)
@@ -646,34 +649,36 @@ def _still(job: JobSeen) -> Iterator[Suspicion]:
     allowed = max(d.STILL_SECONDS, d.STILL_STEPS * stall.longest_step, d.STILL_PAUSES * stall.longest_pause) * (
         d.WORKING_FACTOR if stall.seen.sign in WORKING else 1.0
     )
-    still = f.NoStep(rank=stall.seen.rank, seen=stall.seen, late=stall.late, confidence=f.Confidence.CERTAIN)
-    yield Suspicion(finding=still, figure=1.0 if stall.proven else stall.late.still_seconds / allowed)
+    yield _sure(
+        f.NoStep,
+        1.0 if stall.proven else stall.late.still_seconds / allowed,
+        rank=stall.seen.rank,
+        seen=stall.seen,
+        late=stall.late,
+    )
 
 
 def _gathering(stall: StallSeen) -> Suspicion:
     wrong = stall.seen.sign is Sign.WORLD_SIZE
     cls = f.WrongWorldSize if wrong else f.RendezvousIncomplete
     allowed = d.WORLD_SIZE_SECONDS if wrong else d.RENDEZVOUS_SECONDS
-    finding = cls(rank=stall.seen.rank, seen=stall.seen, late=stall.late, confidence=f.Confidence.CERTAIN)
-    return Suspicion(finding=finding, figure=stall.late.still_seconds / allowed)
+    figure = stall.late.still_seconds / allowed
+    return _sure(cls, figure, rank=stall.seen.rank, seen=stall.seen, late=stall.late)
 
 
 def _loss(loss: LossFigures) -> Iterator[Suspicion]:
     if not math.isfinite(loss.value):
         value = "NaN" if math.isnan(loss.value) else "infinite"
-        finding = f.LossNotFinite(metric=loss.metric, value=value, confidence=f.Confidence.CERTAIN)
-        yield Suspicion(finding=finding, figure=1.0)
+        yield _sure(f.LossNotFinite, 1.0, metric=loss.metric, value=value)
         return
     if loss.metric.lower() not in TRAINING_LOSSES:
         return
     if loss.jump is not None:
-        jumped = f.LossJumped(metric=loss.metric, value=loss.now, usual=loss.usual)
-        yield Suspicion(finding=jumped, figure=loss.jump)
+        yield Suspicion(f.LossJumped(metric=loss.metric, value=loss.now, usual=loss.usual), loss.jump)
     if loss.usual_steps is not None:
         figure = loss.steps / max(d.FLAT_STEPS, d.FLAT_FACTOR * loss.usual_steps)
     elif not loss.changed:
         figure = min(loss.steps / d.NEVER_CHANGED_STEPS, loss.seconds / d.NEVER_CHANGED_SECONDS)
     else:
         return
-    flat = f.LossFlat(metric=loss.metric, value=loss.value, steps=loss.steps)
-    yield Suspicion(finding=flat, figure=figure)
+    yield Suspicion(f.LossFlat(metric=loss.metric, value=loss.value, steps=loss.steps), figure)

@@ -13,19 +13,23 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from msgspec.structs import replace
 
-from orchestrator.core.facts.gpus import PROGRAM_XIDS, GpuEcc, GpuLost, Xid
-from orchestrator.core.facts.memory import OomCount, OomKill
-from orchestrator.core.facts.rank_ends import (
+from orchestrator.core.facts.faults import (
+    PROGRAM_XIDS,
     Backend,
     CollectiveTimeout,
     CudaOutOfMemory,
     DiskFull,
+    GpuEcc,
+    GpuLost,
     NonFiniteLoss,
+    OomCount,
+    OomKill,
     PeerLost,
     Problem,
     RankEnd,
     RendezvousTimeout,
     ScriptProblem,
+    Xid,
 )
 from orchestrator.core.states import FailureClass
 

@@ -12,35 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from orchestrator.core.codec import RecordError, from_plain, use_form
-from orchestrator.core.facts import (
-    findings,
-    gangs,
-    gpus,
-    hangs,
-    memory,
-    nodes,
-    notes,
-    rank_ends,
-    reasons,
-    requesters,
-)
+from orchestrator.core.facts import faults, findings, notes, reasons
 from orchestrator.core.facts.fact import Fact, FactRecord, UnreadableFact
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-_MODULES: Final[tuple[ModuleType, ...]] = (
-    findings,
-    gangs,
-    gpus,
-    hangs,
-    memory,
-    nodes,
-    notes,
-    rank_ends,
-    reasons,
-    requesters,
-)
+_MODULES: Final[tuple[ModuleType, ...]] = (faults, findings, notes, reasons)
 
 
 def _defined(module: ModuleType) -> Iterator[type[FactRecord]]:

@@ -1,8 +1,9 @@
-"""The base of all facts, and the fact that stands for one that cannot be read."""
+"""The base of all facts, the fact that stands for one that cannot be read, and parts of sentences."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from datetime import UTC, datetime
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -20,6 +21,10 @@ class Fact:
     __slots__ = ()
     kind = Kind()
     failure_code: ClassVar[str] = ""
+    words: ClassVar[str]
+    """The sentence of a fact for which it is always the same."""
+    todo: ClassVar[str] = ""
+    """Likewise the advice."""
 
     @property
     def code(self) -> str:
@@ -28,11 +33,11 @@ class Fact:
 
     def sentence(self) -> str:
         """Return the fact in words, without a full stop. No code may parse it: what a program needs is in the fields."""
-        raise NotImplementedError(f"nothing puts {type(self).__name__} into words")
+        return self.words
 
     def advice(self, job_id: str = "JOB") -> str:  # a user replaces JOB by the job's id
         """Return what a user can do about it; empty for most."""
-        return ""
+        return self.todo
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fact as JSON-ready values: its ``kind``, and the fields without default values."""
@@ -51,3 +56,22 @@ class UnreadableFact(FactRecord, tag="unreadable"):
 
     def sentence(self) -> str:
         return self.text
+
+
+CUT: Final = 200
+"""Maximum characters of another program's text in a sentence; the fact has all of it."""
+
+
+def quoted(text: str) -> str:
+    """Return another program's text in brackets, to append to a sentence; empty for nothing."""
+    return f" ({text[:CUT]})" if text else ""
+
+
+def of_rank(rank: int | None, text: str) -> str:
+    """Return ``text`` about a rank; ``text`` alone about a fact without a rank."""
+    return text if rank is None else f"rank {rank}: {text}"
+
+
+def moment(at: float) -> str:
+    """Return seconds since the epoch as a date and a time."""
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"

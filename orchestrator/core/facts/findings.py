@@ -1,7 +1,8 @@
 """Findings of the diagnosis about a running job: one class for each kind, with its figures.
 
 A finding is about a rank, a GPU, both, a node, or (with none of them) the whole job. ``core/diagnosis`` makes findings, events open and
-close them, and ``docs/diagnosis.md`` has a section for each ``kind``.
+close them, and ``docs/diagnosis.md`` has a section for each ``kind``. First come the facts about ranks that
+make no progress, which findings, notes and failures hold.
 """
 
 from __future__ import annotations
@@ -10,11 +11,139 @@ from enum import StrEnum
 from typing import Any, ClassVar, Final
 
 from orchestrator.core.codec import Integer, Number, Text, Time
-from orchestrator.core.facts.fact import Fact, FactRecord
-from orchestrator.core.facts.hangs import Lateness, Stillness
-from orchestrator.core.facts.words import quoted, span
+from orchestrator.core.facts.fact import Fact, FactRecord, quoted
 from orchestrator.core.thresholds import WAITING_SHARE
-from orchestrator.units import plural, size
+from orchestrator.units import duration, percent, plural, size
+
+
+class Sign(StrEnum):
+    """The result of the looks at a rank's processes."""
+
+    STOPPED = "stopped"
+    TRACED = "traced"
+    WORKS = "works"
+    OUTSIDE = "outside"
+    UNKNOWN = "unknown"
+    UNSEEN = "unseen"
+    LOCK = "lock"
+    SPINS = "spins"
+    MISMATCH = "mismatch"
+    COLLECTIVE = "collective"
+    RENDEZVOUS = "rendezvous"
+    WORLD_SIZE = "world_size"
+
+
+class Stillness(FactRecord, tag="stillness"):
+    """The activity of a rank without progress; ``rank`` None: all of them.
+
+    ``place`` is its Python frame, ``pid`` its stopped process, ``collective`` what it waits in, and ``others`` the
+    collectives that the other ranks wait in. ``said`` is the inspector's reason why nothing was seen. ``waits`` is what
+    it waits for outside (``timer``, ``disk``). ``world_size`` is that of the process group that it sets up, in a job of
+    ``num_ranks``.
+    """
+
+    rank: Integer | None
+    sign: Sign
+    place: Text = ""
+    pid: Integer | None = None
+    collective: Text = ""
+    others: tuple[Text, ...] = ()
+    said: Text = ""
+    waits: Text = ""
+    world_size: Integer | None = None
+    num_ranks: Integer | None = None
+
+    def sentence(self) -> str:
+        return f"{'every rank' if self.rank is None else f'rank {self.rank}'} {_activity(self)}"
+
+
+class Lateness(FactRecord, tag="lateness"):
+    """Time without a step of any rank, and the typical time; ``by_steps`` is False where only other progress is known."""
+
+    still_seconds: Number
+    usual_seconds: Number | None = None
+    by_steps: bool = True
+
+    def sentence(self) -> str:
+        if not self.by_steps:
+            return f"no sign of life for {duration(self.still_seconds)}"
+        usual = f", where {duration(self.usual_seconds)} is usual" if self.usual_seconds is not None else ""
+        return f"no step for {duration(self.still_seconds)}{usual}"
+
+
+class Hang(FactRecord, tag="hang"):
+    """No rank can continue. ``ignored``: no action follows, by health.on_hang."""
+
+    seen: Stillness
+    late: Lateness
+    attempt: Integer
+    ignored: bool = False
+
+    def sentence(self) -> str:
+        ignored = "; no action is taken (health.on_hang: notify)" if self.ignored else ""
+        return f"{self.seen.sentence()}; {self.late.sentence()}{ignored}"
+
+    def advice(self, job_id: str = "JOB") -> str:
+        if self.ignored:
+            return f"see `orch stacks {job_id}`"
+        where = f" --rank {self.seen.rank}" if self.seen.rank is not None else ""
+        return f"every rank's stacks are at the end of its log: orch logs {job_id}{where} --attempt {self.attempt}"
+
+
+class Slow(FactRecord, tag="slow"):
+    """The job has made no step for long, and may continue."""
+
+    seen: Stillness
+    late: Lateness
+
+    def sentence(self) -> str:
+        return f"{self.late.sentence()}: {self.seen.sentence()}"
+
+    def advice(self, job_id: str = "JOB") -> str:
+        return f"see `orch stacks {job_id}`"
+
+
+def _activity(fact: Stillness) -> str:
+    match fact.sign:
+        case Sign.STOPPED:
+            return f"is stopped: its process {fact.pid} got a SIGSTOP and no SIGCONT"
+        case Sign.TRACED:
+            return f"is held by a debugger{_in(fact.place)}"
+        case Sign.WORKS:
+            return f"computes, or reads{_in(fact.place)}"
+        case Sign.OUTSIDE:
+            match fact.waits:
+                case "timer":
+                    return f"sleeps{_in(fact.place)}"
+                case "disk":
+                    return f"waits for a disk{_in(fact.place)}"
+            return f"waits for a file, the network or a sleep{_in(fact.place)}"
+        case Sign.UNKNOWN:
+            return f"makes no step, and {fact.said or 'nothing shows what it waits for'}"
+        case Sign.UNSEEN:
+            return "could not be inspected"
+        case Sign.LOCK:
+            waiting = f" while others wait for it in {', '.join(fact.others)}" if fact.others else ""
+            return f"waits in a lock that nothing releases, in {fact.place}{waiting}"
+        case Sign.SPINS:
+            return f"is busy and makes no progress{_in(fact.place)}"
+        case Sign.MISMATCH:
+            other = ", ".join(fact.others) or "a lock"
+            return f"waits in {fact.collective or 'a lock'} while others wait in {other}: they wait for each other"
+        case Sign.COLLECTIVE:
+            return f"waits in {fact.collective or fact.place}, and nothing is exchanged"
+        case Sign.RENDEZVOUS if fact.rank is None:
+            return "waits in init_process_group, and the process group does not form"
+        case Sign.RENDEZVOUS:
+            return f"does not enter init_process_group{_in(fact.place)}, and the others wait for it there"
+        case Sign.WORLD_SIZE:
+            ranks = "1 rank" if fact.num_ranks == 1 else f"{fact.num_ranks} ranks"
+            return f"waits in init_process_group for {fact.world_size} ranks, and the job has {ranks}"
+
+
+def _in(place: str) -> str:
+    return f", in {place}" if place else ""
+
 
 _COMPARE: Final = "compare its share of the data, its input pipeline and its host's load with another rank's"
 
@@ -75,7 +204,7 @@ class GpuIdle(Finding, tag="gpu_idle"):
     usual_utilization: Number
 
     def sentence(self) -> str:
-        return f"{gpu_of(self)} is {self.utilization:.0%} busy, and the job's others {self.usual_utilization:.0%}"
+        return f"{gpu_of(self)} is {percent(self.utilization)} busy, and the job's others {percent(self.usual_utilization)}"
 
     def advice(self, job_id: str = "JOB") -> str:
         return (
@@ -87,6 +216,11 @@ class GpuIdle(Finding, tag="gpu_idle"):
 class GpuSlow(Finding, tag="gpu_slow"):
     """The GPU's clock is below that of the job's others of the same model, for no reason that its driver reports."""
 
+    todo: ClassVar[str] = (
+        "check its application clocks and its slot (`nvidia-smi -q -d CLOCK,PERFORMANCE`; `nvidia-smi -rgc` resets them),"
+        " or cordon its node"
+    )
+
     hertz: Number
     usual_hertz: Number
 
@@ -94,12 +228,6 @@ class GpuSlow(Finding, tag="gpu_slow"):
         return (
             f"{gpu_of(self)} runs at {self.hertz / 1e6:.0f} MHz, and the job's others of its model at"
             f" {self.usual_hertz / 1e6:.0f} MHz"
-        )
-
-    def advice(self, job_id: str = "JOB") -> str:
-        return (
-            "check its application clocks and its slot (`nvidia-smi -q -d CLOCK,PERFORMANCE`; `nvidia-smi -rgc` resets them),"
-            " or cordon its node"
         )
 
 
@@ -111,7 +239,7 @@ class GpuThrottled(Finding, tag="gpu_throttled"):
 
     def sentence(self) -> str:
         reasons = " and ".join(reason.replace("_", " ") for reason in self.reasons) or "an unknown reason"
-        return f"{gpu_of(self)} holds its clocks down for {reasons}, {min(self.share, 1.0):.0%} of the time"
+        return f"{gpu_of(self)} holds its clocks down for {reasons}, {percent(min(self.share, 1.0))} of the time"
 
     def advice(self, job_id: str = "JOB") -> str:
         known = [_THROTTLE_ADVICE[reason] for reason in self.reasons if reason in _THROTTLE_ADVICE]
@@ -158,6 +286,11 @@ class GpuMemoryTaken(Finding, tag="gpu_memory_taken"):
 class GpuMemoryErrors(Finding, tag="gpu_memory_errors"):
     """The GPU has corrected errors of its memory in the newest ten minutes, or has replaced rows of it since the attempt began."""
 
+    todo: ClassVar[str] = (
+        "results are right so far; reset the GPU when the job is over (`nvidia-smi --gpu-reset`), and have it replaced if the"
+        " errors continue (`nvidia-smi -q -d ECC,ROW_REMAPPER`)"
+    )
+
     corrected: Integer
     remapped: Integer
 
@@ -171,12 +304,6 @@ class GpuMemoryErrors(Finding, tag="gpu_memory_errors"):
             else []
         )
         return f"{gpu_of(self)} {' and '.join(found)}"
-
-    def advice(self, job_id: str = "JOB") -> str:
-        return (
-            "results are right so far; reset the GPU when the job is over (`nvidia-smi --gpu-reset`), and have it replaced if the"
-            " errors continue (`nvidia-smi -q -d ECC,ROW_REMAPPER`)"
-        )
 
 
 class GpuFaulty(Finding, tag="gpu_fault"):
@@ -195,15 +322,21 @@ class GpuFaulty(Finding, tag="gpu_fault"):
 class ExporterSilent(Finding, tag="exporter_silent"):
     """The GPU's exporter does not answer: the GPU's state is unknown."""
 
+    todo: ClassVar[str] = (
+        "orch replaces the exporter; where that does not help, the driver hangs: see `nvidia-smi` on its node"
+    )
+
     def sentence(self) -> str:
         return f"the exporter of {gpu_of(self)} does not answer: nothing is known of this GPU"
-
-    def advice(self, job_id: str = "JOB") -> str:
-        return "orch replaces the exporter; where that does not help, the driver hangs: see `nvidia-smi` on its node"
 
 
 class GpuMemoryGrowing(Finding, tag="gpu_memory_growing"):
     """The memory used on the GPU grows steadily, and reaches ``total_bytes`` in ``seconds_left``."""
+
+    todo: ClassVar[str] = (
+        "look for tensors that are kept from step to step (a sum of losses without `.item()`, lists of outputs);"
+        " `torch.cuda.memory_summary()` shows whether they or the allocator's cache grow"
+    )
 
     used_bytes: Number
     total_bytes: Number
@@ -214,29 +347,22 @@ class GpuMemoryGrowing(Finding, tag="gpu_memory_growing"):
         return (
             f"the memory used on {gpu_of(self)} grows by {size(self.bytes_per_second * 60.0)} a minute: of"
             f" {size(self.total_bytes)} it uses {size(self.used_bytes)}, and is full in"
-            f" about {span(self.seconds_left)}"
-        )
-
-    def advice(self, job_id: str = "JOB") -> str:
-        return (
-            "look for tensors that are kept from step to step (a sum of losses without `.item()`, lists of outputs);"
-            " `torch.cuda.memory_summary()` shows whether they or the allocator's cache grow"
+            f" about {duration(self.seconds_left)}"
         )
 
 
 class LoadUneven(Finding, tag="load_uneven"):
     """Utilization or power differs between the job's GPUs, and no other figure explains it."""
 
+    todo: ClassVar[str] = (
+        "check how the data is split over the ranks; a script that reports its steps (`context().report`) tells which"
+        " rank the others wait for"
+    )
+
     cv: Number
 
     def sentence(self) -> str:
-        return f"the load differs between the job's GPUs (CV {self.cv:.0%}), and nothing that is measured says why"
-
-    def advice(self, job_id: str = "JOB") -> str:
-        return (
-            "check how the data is split over the ranks; a script that reports its steps (`context().report`) tells which"
-            " rank the others wait for"
-        )
+        return f"the load differs between the job's GPUs (CV {percent(self.cv)}), and nothing that is measured says why"
 
 
 # -- ranks
@@ -254,7 +380,7 @@ class RankSlow(Finding, tag="rank_slow"):
     awaited: bool = True
 
     def sentence(self) -> str:
-        times = f"{self.seconds:.3g} s against {self.usual_seconds:.3g} s"
+        times = f"{duration(self.seconds)} against {duration(self.usual_seconds)}"
         if self.awaited:
             return (
                 f"{_rank(self)} takes {self.factor:.1f} times as long for its part of a step as the others ({times}), and they"
@@ -288,7 +414,7 @@ class RankAwaited(Finding, tag="rank_awaited"):
             )
         if self.locked is not None and self.usual_locked is not None:
             return (
-                f"{_rank(self)} waits in a lock for {self.locked:.0%} of the time and the others for about {self.usual_locked:.0%}:"
+                f"{_rank(self)} waits in a lock for {percent(self.locked)} of the time and the others for about {percent(self.usual_locked)}:"
                 " they probably wait for it in a collective, while it works, sleeps or waits for something else"
             )
         return (
@@ -314,10 +440,10 @@ class InputStarved(Finding, tag="input_starved"):
     def sentence(self) -> str:
         if not self.reported:
             return (
-                f"{_rank(self)} waits for a file, a pipe or the network for {min(self.share, 1.0):.0%} of the time:"
+                f"{_rank(self)} waits for a file, a pipe or the network for {percent(min(self.share, 1.0))} of the time:"
                 " probably for its next batch"
             )
-        return f"{_rank(self)} waits for its next batch for {min(self.share, 1.0):.0%} of a step"
+        return f"{_rank(self)} waits for its next batch for {percent(min(self.share, 1.0))} of a step"
 
     def advice(self, job_id: str = "JOB") -> str:
         if not self.reported:
@@ -333,6 +459,11 @@ class InputStarved(Finding, tag="input_starved"):
 class HostMemoryGrowing(Finding, tag="host_memory_growing"):
     """The memory of the rank's processes, or with None of every rank's, grows steadily, and reaches ``limit_bytes`` in ``seconds_left``."""
 
+    todo: ClassVar[str] = (
+        "look for lists that grow from step to step, datasets that cache what they read, and loader workers that copy"
+        " their parent's objects; resources_per_worker.memory sets the limit"
+    )
+
     used_bytes: Number
     limit_bytes: Number
     bytes_per_second: Number
@@ -343,13 +474,7 @@ class HostMemoryGrowing(Finding, tag="host_memory_growing"):
         return (
             f"the memory of {whose} grows by {size(self.bytes_per_second * 60.0)} a minute: of"
             f" {size(self.limit_bytes)} they use {size(self.used_bytes)}, and the kernel kills a rank in about"
-            f" {span(self.seconds_left)}"
-        )
-
-    def advice(self, job_id: str = "JOB") -> str:
-        return (
-            "look for lists that grow from step to step, datasets that cache what they read, and loader workers that copy"
-            " their parent's objects; resources_per_worker.memory sets the limit"
+            f" {duration(self.seconds_left)}"
         )
 
 
@@ -400,11 +525,10 @@ class NoStep(Stalled, tag="no_step"):
 class WrongWorldSize(Stalled, tag="wrong_world_size"):
     """The rank, or with None every rank, waits for a process group of another size than the job has ranks."""
 
-    def advice(self, job_id: str = "JOB") -> str:
-        return (
-            "call init_process_group without world_size and rank, and leave WORLD_SIZE and RANK as they are; or ask for as many"
-            " ranks (resources.num_workers)"
-        )
+    todo: ClassVar[str] = (
+        "call init_process_group without world_size and rank, and leave WORLD_SIZE and RANK as they are; or ask for as many"
+        " ranks (resources.num_workers)"
+    )
 
 
 class RendezvousIncomplete(Stalled, tag="rendezvous_incomplete"):
@@ -440,17 +564,16 @@ class LossNotFinite(Finding, tag="loss_not_finite"):
 class LossFlat(Finding, tag="loss_flat"):
     """The loss that the script reports has been bit-identical for this many steps."""
 
+    todo: ClassVar[str] = (
+        "check that the optimizer has the model's parameters, that gradients reach them, and that the batch changes"
+    )
+
     metric: Text
     value: Number
     steps: Integer
 
     def sentence(self) -> str:
         return f"{self.metric} is {self.value:g}, the same to the last bit, for {plural(self.steps, 'step')}"
-
-    def advice(self, job_id: str = "JOB") -> str:
-        return (
-            "check that the optimizer has the model's parameters, that gradients reach them, and that the batch changes"
-        )
 
 
 class LossJumped(Finding, tag="loss_jumped"):
@@ -505,10 +628,10 @@ class StorageSlow(Finding, tag="storage_slow"):
     def sentence(self) -> str:
         whose = "" if self.rank is None else f" of rank {self.rank}"
         if self.share >= WAITING_SHARE:
-            return f"training waits for the storage of checkpoints for {self.share:.0%} of the time"
-        usual = f", where {span(self.usual_seconds)} is usual" if self.usual_seconds is not None else ""
+            return f"training waits for the storage of checkpoints for {percent(self.share)} of the time"
+        usual = f", where {duration(self.usual_seconds)} is usual" if self.usual_seconds is not None else ""
         taken = "has taken" if self.busy else "took"
-        return f"storage is slow: the newest write of a checkpoint{whose} {taken} {span(self.seconds)}{usual}"
+        return f"storage is slow: the newest write of a checkpoint{whose} {taken} {duration(self.seconds)}{usual}"
 
     def advice(self, job_id: str = "JOB") -> str:
         where = "its node" if self.rank is not None else "the ranks' nodes"
@@ -539,8 +662,8 @@ class SavesRare(Finding, tag="saves_rare"):
     interval_seconds: Number | None = None
 
     def sentence(self) -> str:
-        meant = f", although the interval is {span(self.interval_seconds)}" if self.interval_seconds else ""
-        return f"no checkpoint for {span(self.seconds)}{meant}: a failure now would lose that much work"
+        meant = f", although the interval is {duration(self.interval_seconds)}" if self.interval_seconds else ""
+        return f"no checkpoint for {duration(self.seconds)}{meant}: a failure now would lose that much work"
 
     def advice(self, job_id: str = "JOB") -> str:
         if self.interval_seconds:
@@ -551,20 +674,19 @@ class SavesRare(Finding, tag="saves_rare"):
 class SavesSlow(Finding, tag="saves_slow"):
     """The newest save stalled training for ``seconds``, with an intended interval of ``interval_seconds``."""
 
+    todo: ClassVar[str] = (
+        "save less often (checkpoint.interval: auto weighs a save against the work that a failure loses), or put"
+        " checkpoint.storage_path on a faster disk"
+    )
+
     seconds: Number
     interval_seconds: Number
 
     def sentence(self) -> str:
         share = self.seconds / self.interval_seconds if self.interval_seconds else 1.0
         return (
-            f"the newest save stalled training for {self.seconds:.3g} s, and one is planned every"
-            f" {span(self.interval_seconds)}: {min(share, 1.0):.0%} of the time"
-        )
-
-    def advice(self, job_id: str = "JOB") -> str:
-        return (
-            "save less often (checkpoint.interval: auto weighs a save against the work that a failure loses), or put"
-            " checkpoint.storage_path on a faster disk"
+            f"the newest save stalled training for {duration(self.seconds)}, and one is planned every"
+            f" {duration(self.interval_seconds)}: {percent(min(share, 1.0))} of the time"
         )
 
 
@@ -581,7 +703,7 @@ class RestartLoop(Finding, tag="restart_loop"):
     total: Integer = 0
 
     def sentence(self) -> str:
-        newest = f"in {span(self.seconds)}, the last because {self.cause.sentence()}"
+        newest = f"in {duration(self.seconds)}, the last because {self.cause.sentence()}"
         if self.total > self.restarts:
             return f"{plural(self.total, 'restart')}, the newest {self.restarts} {newest}"
         return f"{plural(self.restarts, 'restart')} {newest}"
@@ -606,16 +728,15 @@ class JobIdle(Finding, tag="job_idle"):
 class GpusUnused(Finding, tag="gpus_unused"):
     """The job makes steps, and all of its GPUs are idle."""
 
+    todo: ClassVar[str] = (
+        "check that the script moves its model and its data to the GPU (`cuda:{LOCAL_RANK}`) and that"
+        " `torch.cuda.is_available()` is true; a job for processors asks for `gpu: 0`"
+    )
+
     gpus: Integer
 
     def sentence(self) -> str:
         return f"it makes steps, and {'its GPU does' if self.gpus == 1 else f'its {self.gpus} GPUs do'} nothing"
-
-    def advice(self, job_id: str = "JOB") -> str:
-        return (
-            "check that the script moves its model and its data to the GPU (`cuda:{LOCAL_RANK}`) and that"
-            " `torch.cuda.is_available()` is true; a job for processors asks for `gpu: 0`"
-        )
 
 
 # -- nodes
@@ -647,7 +768,7 @@ class ClockSkewed(Finding, tag="clock_skewed"):
 
     def sentence(self) -> str:
         where = "ahead of" if self.seconds > 0 else "behind"
-        return f"the clock of node {self.node} is {abs(self.seconds):.0f} s {where} the daemon's"
+        return f"the clock of node {self.node} is {duration(abs(self.seconds))} {where} the daemon's"
 
     def advice(self, job_id: str = "JOB") -> str:
         return f"synchronize the clocks (`chronyc tracking` or `timedatectl` on {self.node} and on the daemon's node)"
@@ -659,13 +780,16 @@ class ClockSkewed(Finding, tag="clock_skewed"):
 class DaemonOverloaded(Finding, tag="daemon_overloaded"):
     """The daemon's loop runs ``late_seconds`` late: what it reports of the job may be late by as much."""
 
+    todo: ClassVar[str] = (
+        "see what uses the processors of the daemon's node (`top`), and keep ranks off some of them (resources_per_worker.cpu)"
+    )
+
     late_seconds: Number
 
     def sentence(self) -> str:
-        return f"the daemon's loop is {self.late_seconds:.1f} s late: the figures of this job may be late by as much"
-
-    def advice(self, job_id: str = "JOB") -> str:
-        return "see what uses the processors of the daemon's node (`top`), and keep ranks off some of them (resources_per_worker.cpu)"
+        return (
+            f"the daemon's loop is {duration(self.late_seconds)} late: the figures of this job may be late by as much"
+        )
 
 
 def runbook(finding: Finding) -> str:

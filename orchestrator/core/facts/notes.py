@@ -9,7 +9,8 @@ from typing import ClassVar, Final
 
 from orchestrator.core.codec import Integer, Number, Text
 from orchestrator.core.facts.fact import Fact, FactRecord
-from orchestrator.units import plural
+from orchestrator.spec.units import format_memory
+from orchestrator.units import duration, plural, size
 
 RAYLET_SILENT: Final = "its raylet does not answer; Ray has not declared it dead yet"
 
@@ -66,8 +67,6 @@ class ActorEnded(FactRecord, tag="actor_ended"):
 class OutputsIncomplete(SaidElsewhere, tag="outputs"):
     """Outputs that could not be copied home, and where they are."""
 
-    said: Text
-
 
 class StartedCold(FactRecord, tag="started_cold"):
     """A rank started in a fresh interpreter, which imports everything again: ``said`` is the fork server's reason for not forking one with the imports."""
@@ -116,13 +115,9 @@ class ReportLeftOut(FactRecord, tag="report_left_out"):
 class SaveFailed(SaidElsewhere, tag="save_failed"):
     """A checkpoint could not be saved."""
 
-    said: Text
-
 
 class CheckpointQuarantined(SaidElsewhere, tag="quarantined"):
     """A checkpoint was found damaged and quarantined."""
-
-    said: Text
 
 
 class CheckpointFileNote(SaidElsewhere, tag="checkpoint_file"):
@@ -154,8 +149,8 @@ class SnapshotMemory(FactRecord, tag="snapshot_memory"):
 
     def sentence(self) -> str:
         return (
-            f"the snapshots of a rank take {self.snapshot_bytes / 1e9:.1f} GB of memory beside the script, and the job asks for"
-            f" {self.asked_bytes / 1e9:.1f} GB in all; ask for more with resources_per_worker.memory"
+            f"the snapshots of a rank take {size(self.snapshot_bytes)} of memory beside the script, and the job asks for"
+            f" {format_memory(self.asked_bytes)} in all; ask for more with resources_per_worker.memory"
         )
 
 
@@ -163,7 +158,6 @@ class SnapshotsOff(SaidElsewhere, tag="snapshots_off"):
     """A rank takes no snapshots in memory."""
 
     failure_code: ClassVar[str] = "snapshot_memory"
-    said: Text
 
 
 class StorageBacklog(FactRecord, tag="storage_backlog"):
@@ -174,7 +168,7 @@ class StorageBacklog(FactRecord, tag="storage_backlog"):
 
     def sentence(self) -> str:
         return (
-            f"training has waited {self.waited_seconds:.1f} s for storage, in {plural(self.saves, 'save')}: each checkpoint that"
+            f"training has waited {duration(self.waited_seconds)} for storage, in {plural(self.saves, 'save')}: each checkpoint that"
             " the job asks for is written before a third one is begun; a longer checkpoint.interval, or interval: auto, waits less"
         )
 
@@ -229,8 +223,8 @@ class PoliciesLeftOut(FactRecord, tag="policies_left_out"):
 
     def sentence(self) -> str:
         if self.seconds is not None and not self.pattern:
-            return f"the log policies were not searched for: no processor was free for that within {self.seconds:g} s"
+            return f"the log policies were not searched for: no processor was free for that within {duration(self.seconds)}"
         if self.seconds is not None:
-            took = f"took longer than {self.seconds:g} s to search for and was left out: simplify it"
+            took = f"took longer than {duration(self.seconds)} to search for and was left out: simplify it"
             return f"the log policy {self.pattern!r} {took}"
         return "the log policies could not be searched for" + (f": {self.said}" if self.said else "")

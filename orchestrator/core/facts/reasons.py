@@ -1,21 +1,158 @@
-"""Reasons for a job's state, for its waiting, and for not retrying a failed one."""
+"""Requesters of a job's stop; reasons for a job's state, for its waiting, and for not retrying a failed one."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final
 
 from orchestrator.core.codec import Integer, Number, Text, Time
-from orchestrator.core.facts.fact import Fact, FactRecord
-from orchestrator.core.facts.nodes import Closure, NodeClosed
-from orchestrator.core.facts.requesters import ByHold, ByIdleReclaim, ByPreemption, ByPruner, ByTimeSharing
-from orchestrator.core.facts.words import moment, quoted, span
+from orchestrator.core.facts.fact import Fact, FactRecord, moment, quoted
+from orchestrator.core.facts.faults import Closure, NodeClosed
 from orchestrator.core.states import (
     EndCondition,
     FailureClass,
     JobState,
     StopPurpose,
 )
-from orchestrator.units import plural
+from orchestrator.units import duration, number, plural
+
+
+class ByUser(FactRecord, tag="by_user"):
+    """A user's own command."""
+
+    name: Text
+
+    def sentence(self) -> str:
+        return self.name
+
+
+class ByForce(FactRecord, tag="by_force"):
+    """The daemon's owner, who did not wait until the end of the ranks was confirmed."""
+
+    name: Text
+
+    def sentence(self) -> str:
+        return f"{self.name} by force: nothing has confirmed that its ranks have ended"
+
+
+class ByHold(FactRecord, tag="by_hold"):
+    """A user holds a job that has not started: at its submission, or later."""
+
+    name: Text
+
+    def sentence(self) -> str:
+        return self.name
+
+
+class ByMatrix(FactRecord, tag="by_matrix"):
+    """A job of the same matrix failed, and the matrix has ``fail_fast``."""
+
+    matrix: Text
+    job: Text
+
+    def sentence(self) -> str:
+        return f"fail_fast of {self.matrix}: {self.job} failed"
+
+
+class ByPruner(FactRecord, tag="by_pruner"):
+    """The trial did worse than the other trials of its search: ``metric`` was ``value`` at ``step``; None: not finite."""
+
+    matrix: Text
+    metric: Text
+    step: Integer
+    value: Number | None = None
+
+    def sentence(self) -> str:
+        value = "not finite" if self.value is None else f"{self.value:.6g}"
+        return f"the pruner of {self.matrix}: {self.metric} was {value} at step {self.step}"
+
+
+class ByGrowth(FactRecord, tag="by_growth"):
+    """The elastic job can have ``ranks`` ranks; it has ``instead_of``."""
+
+    ranks: Integer
+    instead_of: Integer
+
+    def sentence(self) -> str:
+        return f"the scheduler, to run on {self.ranks} ranks instead of {self.instead_of}"
+
+
+class ByShrinking(FactRecord, tag="by_shrinking"):
+    """The elastic job continues on ``ranks`` ranks; it has ``instead_of``, and ``job`` waits for the rest."""
+
+    job: Text
+    ranks: Integer
+    instead_of: Integer
+
+    def sentence(self) -> str:
+        return f"the scheduler, to run on {plural(self.ranks, 'rank')} instead of {self.instead_of}: {self.job} waits for the rest"
+
+
+class ByPreemption(FactRecord, tag="by_preemption"):
+    """The scheduler makes room for a job of higher priority."""
+
+    job: Text
+    priority: Integer
+
+    def sentence(self) -> str:
+        return f"for {self.job}, priority {self.priority}"
+
+
+class ByTimeSharing(FactRecord, tag="by_time_sharing"):
+    """The scheduler makes room for a job that is expected to need less time, or that has waited for too long."""
+
+    job: Text
+    overdue: bool = False
+
+    def sentence(self) -> str:
+        why = "has waited for too long" if self.overdue else "is expected to need less time"
+        return f"for {self.job}, which {why}"
+
+
+class ByIdleReclaim(FactRecord, tag="by_idle_reclaim"):
+    """The job's GPUs have all been idle for longer than its limit of ``seconds``, and ``job`` waits for them."""
+
+    job: Text
+    seconds: Number
+
+    def sentence(self) -> str:
+        limit = duration(self.seconds)
+        return f"for {self.job}: all GPUs of this job had been idle for {limit}"
+
+
+class ByNodeDrain(FactRecord, tag="by_node_drain"):
+    """A user drains a node of the gang."""
+
+    name: Text
+
+    def sentence(self) -> str:
+        return f"{self.name} drains its node"
+
+
+class ByNodeReservation(FactRecord, tag="by_node_reservation"):
+    """A node of the gang is reserved until ``end``; ``said`` is a user's reason."""
+
+    node: Text
+    end: Time
+    said: Text = ""
+
+    def sentence(self) -> str:
+        return f"node {self.node} is reserved until {moment(self.end)}{quoted(self.said)}"
+
+
+class ByShutdown(FactRecord, tag="by_shutdown"):
+    """The daemon stops, and jobs with it: ``orch down --stop-jobs``."""
+
+    words: ClassVar[str] = "orch down --stop-jobs"
+
+
+class ByLimit(FactRecord, tag="by_limit"):
+    """The job has reached a limit of its job.yaml: ``key`` sets it."""
+
+    key: Text
+
+    def sentence(self) -> str:
+        return f"its limit {self.key}"
+
 
 _STOPS: Final = {
     StopPurpose.CANCEL: "cancelled by {by}",
@@ -31,15 +168,13 @@ _ENDS: Final = {EndCondition.SUCCESS: "to succeed", EndCondition.FAILURE: "to fa
 class Queued(FactRecord, tag="queued"):
     """It was submitted and not examined yet."""
 
-    def sentence(self) -> str:
-        return "waiting to be placed"
+    words: ClassVar[str] = "waiting to be placed"
 
 
 class PlacingGang(FactRecord, tag="placing_gang"):
     """Its actors are being started."""
 
-    def sentence(self) -> str:
-        return "placing the gang"
+    words: ClassVar[str] = "placing the gang"
 
 
 class StartingRanks(FactRecord, tag="starting_ranks"):
@@ -54,8 +189,7 @@ class StartingRanks(FactRecord, tag="starting_ranks"):
 class RanksUp(FactRecord, tag="ranks_up"):
     """Every rank is up."""
 
-    def sentence(self) -> str:
-        return "every rank is up"
+    words: ClassVar[str] = "every rank is up"
 
 
 class RanksSucceeded(FactRecord, tag="ranks_succeeded"):
@@ -172,7 +306,7 @@ class BackingOff(FactRecord, tag="backing_off"):
     cause: Fact
 
     def sentence(self) -> str:
-        return f"tried again in {self.seconds:.0f} s ({self.cause.sentence()})"
+        return f"tried again in {duration(self.seconds)} ({self.cause.sentence()})"
 
 
 class DoesNotFit(FactRecord, tag="does_not_fit"):
@@ -228,7 +362,7 @@ class NodeReserved(FactRecord, tag="node_reserved"):
         need = (
             "it is not known how long the job runs (max_duration says it)"
             if self.seconds is None
-            else f"the job is expected to run for {span(self.seconds)}"
+            else f"the job is expected to run for {duration(self.seconds)}"
         )
         return f"node {self.node} is reserved from {moment(self.start)} to {moment(self.end)}{quoted(self.said)}, and {need}"
 
@@ -267,7 +401,7 @@ class QueueAtMaximum(FactRecord, tag="queue_at_maximum"):
         maximum = plural(self.maximum, "GPU")
         if self.used >= self.maximum:
             return f"queue {self.queue} is at its maximum of {maximum}"
-        return f"queue {self.queue} holds {self.used:g} of its maximum of {maximum}, and the job needs {self.gpus:g}"
+        return f"queue {self.queue} holds {number(self.used)} of its maximum of {maximum}, and the job needs {number(self.gpus)}"
 
 
 class UserAtLimit(FactRecord, tag="user_at_limit"):
@@ -282,7 +416,7 @@ class UserAtLimit(FactRecord, tag="user_at_limit"):
         if not self.gpus:
             return f"user {self.user} has {plural(self.used, 'job')} running, the limit of a user is {self.limit}"
         return (
-            f"user {self.user} holds {plural(self.used, 'GPU')}, the job needs {self.gpus:g}, and the limit of a user is"
+            f"user {self.user} holds {plural(self.used, 'GPU')}, the job needs {number(self.gpus)}, and the limit of a user is"
             f" {self.limit}"
         )
 
@@ -352,8 +486,7 @@ class PrerequisiteGone(FactRecord, tag="prerequisite_gone"):
 class LogPolicyFails(FactRecord, tag="log_policy_fails"):
     """A log policy of the job makes this end final."""
 
-    def sentence(self) -> str:
-        return "a log policy requires it to fail"
+    words: ClassVar[str] = "a log policy requires it to fail"
 
 
 class BudgetSpent(FactRecord, tag="budget_spent"):

@@ -1,37 +1,52 @@
-"""Derives events from one job's record alone: those of its next step, of a request to stop it, of a hang.
+"""What follows from one job's record alone: the events of its next step, of a request to stop it, of a hang; and the effect that it requires of the runtime.
 
-No rule here uses another job or a node; ``scheduler/`` decides what needs them. Each function returns events to write,
-or none where nothing follows. The clock is an argument.
+No rule here uses another job or a node; ``scheduler/`` decides what needs them. Each function of the first part returns events to
+write, or none where nothing follows. The clock is an argument. Effects are in one table, by the job's phase and what it holds. Every
+effect is idempotent: a restarted daemon derives and orders it again.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.gangs import MaxDuration, StartupTimeout
-from orchestrator.core.facts.rank_ends import NoExitStatus
-from orchestrator.core.facts.reasons import Cancelled, MadeRoom, OthersAsked, PlacedAnew, RanksSucceeded
-from orchestrator.core.facts.requesters import ByForce, ByIdleReclaim, ByLimit, ByUser
-from orchestrator.core.job.phases import (
+from orchestrator.core.facts.faults import MaxDuration, NoExitStatus, StartupTimeout
+from orchestrator.core.facts.reasons import (
+    ByForce,
+    ByIdleReclaim,
+    ByLimit,
+    ByUser,
+    Cancelled,
+    MadeRoom,
+    OthersAsked,
+    PlacedAnew,
+    RanksSucceeded,
+)
+from orchestrator.core.job import record as p
+from orchestrator.core.job.record import (
     Draining,
     Finishing,
     GivingUp,
+    Hold,
     Leaving,
     Replacing,
     Restarting,
     Running,
     Starting,
+    hold_of,
 )
 from orchestrator.core.lifecycle.failure import classify, decide_retry, follow_until, gang_failure, stop_failure
 from orchestrator.core.states import FailureClass, JobState, StopPurpose
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from orchestrator.core.facts.fact import Fact
-    from orchestrator.core.job.phases import Recovering
-    from orchestrator.core.job.record import Job
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job.record import Job, Recovering
 
 
 class Step(NamedTuple):
@@ -284,3 +299,113 @@ def _finished(job: Job, now: float) -> ev.JobFinished:
         code = 128 + failure.signal
     reason = failure.reason if failure else job.reason
     return ev.JobFinished(job_id=job.id, at=now, state=JobState.FAILED, reason=reason, exit_code=code or 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Ensure:
+    """The attempt's gang exists, its ranks have been launched once, and they are watched."""
+
+    job_id: JobId
+    attempt: int
+    gang: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopRanks:
+    """Every rank gets SIGTERM, and whole process trees SIGKILL at ``deadline`` (wall time); the ranks stay watched."""
+
+    job_id: JobId
+    attempt: int
+    gang: int
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class KillRanks:
+    """Every process of the attempt is killed now, and confirmed to have ended."""
+
+    job_id: JobId
+    attempt: int
+    gang: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseGang:
+    """Actors and placement group are removed or no longer serve the job, and no process of the gang is left."""
+
+    job_id: JobId
+    gang: int
+
+
+@dataclass(frozen=True, slots=True)
+class CollectFiles:
+    """Logs and outputs of a released gang are in the home, or are given up."""
+
+    job_id: JobId
+    gang: int
+
+
+Effect: TypeAlias = Ensure | StopRanks | KillRanks | ReleaseGang | CollectFiles
+_Kind: TypeAlias = type[Ensure] | type[StopRanks] | type[KillRanks] | type[ReleaseGang] | type[CollectFiles]
+
+_NO_EFFECT: Mapping[Hold, _Kind | None] = {Hold.NOTHING: None}
+_LIVE: Mapping[Hold, _Kind | None] = {
+    Hold.NOTHING: None,
+    Hold.PROCESSES: Ensure,
+    Hold.ACTORS: Ensure,
+    Hold.LOST: None,  # the attempt's failure follows
+}
+_ENDING: Mapping[Hold, _Kind | None] = {
+    Hold.NOTHING: None,
+    Hold.PROCESSES: KillRanks,
+    Hold.ACTORS: ReleaseGang,
+    Hold.LOST: ReleaseGang,
+    Hold.FILES: CollectFiles,
+}
+
+EFFECTS: Mapping[type[p.Phase], Mapping[Hold, _Kind | None]] = {
+    p.Pending: _NO_EFFECT,
+    p.Starting: _LIVE,
+    p.Running: _LIVE,
+    p.Leaving: {**_LIVE, Hold.PROCESSES: StopRanks},
+    p.Finishing: {kind: effect for kind, effect in _ENDING.items() if kind is not Hold.PROCESSES},
+    p.Restarting: {Hold.PROCESSES: KillRanks, Hold.ACTORS: None},
+    p.Replacing: _ENDING,
+    p.GivingUp: _ENDING,
+    p.Draining: {**_ENDING, Hold.PROCESSES: StopRanks},
+    p.Suspended: _NO_EFFECT,
+    p.Succeeded: _NO_EFFECT,
+    p.Failed: _NO_EFFECT,
+    p.Cancelled: _NO_EFFECT,
+}
+"""The effect of each phase, by what the job holds. A missing entry is impossible: no value of the phase holds it."""
+
+
+def desired_effect(job: Job) -> Effect | None:
+    """Return the effect that the record requires, whatever was done before."""
+    kind = EFFECTS[type(job.phase)][hold_of(job.phase)]
+    if kind is None:
+        return None
+    if kind is ReleaseGang or kind is CollectFiles:
+        return kind(job.id, job.gang)
+    if kind is StopRanks and isinstance(job.phase, p.Draining | p.Leaving):
+        deadline = job.phase.deadline if isinstance(job.phase, p.Leaving) else job.phase.stop.deadline
+        return StopRanks(job.id, job.attempt_number, job.gang, deadline)
+    return (Ensure if kind is Ensure else KillRanks)(job.id, job.attempt_number, job.gang)
+
+
+def table() -> str:
+    """Return the table in Markdown, for the documentation."""
+    names: dict[_Kind | None, str] = {
+        None: "-",
+        Ensure: "ensure",
+        StopRanks: "stop ranks",
+        KillRanks: "kill ranks",
+        ReleaseGang: "release gang",
+        CollectFiles: "collect files",
+    }
+    lines = ["| state | phase | " + " | ".join(Hold) + " |", "|---|---|" + "---|" * len(Hold)]
+    for phase, row in EFFECTS.items():
+        cells = [names[row[hold]] if hold in row else "" for hold in Hold]
+        lines.append(f"| {phase.state} | {phase.__name__} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)

@@ -18,21 +18,23 @@ from msgspec.structs import replace
 
 from orchestrator.core.diagnosis.signatures import explaining, match_signature, uncaught_exception
 from orchestrator.core.events import Failure
-from orchestrator.core.facts.gangs import RecordRestored, StartupTimeout
-from orchestrator.core.facts.gpus import GpuFault
-from orchestrator.core.facts.memory import MemoryLimit, OomKill
-from orchestrator.core.facts.rank_ends import (
+from orchestrator.core.facts.faults import (
     ExitCode,
     FileLeftOut,
+    GpuFault,
     LeftEarly,
+    MemoryLimit,
     NoExitStatus,
+    OomKill,
     PortTaken,
     Problem,
     ProcessSignal,
     PythonException,
+    RecordRestored,
     RepeatedCrash,
     RetryExitCode,
     ScriptProblem,
+    StartupTimeout,
     TerminatedFromOutside,
 )
 from orchestrator.core.facts.reasons import BudgetSpent, LogPolicyFails, NoNewCheckpoint
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.events import Exit
     from orchestrator.core.facts.fact import Fact
-    from orchestrator.core.facts.rank_ends import RankEnd
+    from orchestrator.core.facts.faults import RankEnd
     from orchestrator.core.job.record import Job
 
 _SIGKILL = 9

@@ -3,6 +3,9 @@
 The daemon's loop folds each event once. The store's rows are the folded record, written in the same transaction as the
 event; ``store/verification.py`` folds stored events again, to compare. Facts may be repeated (a restarted daemon calls
 the actors again): a repeated fold changes nothing.
+
+A step of the daemon's clock moves what is measured until now, or is due. What has ended keeps the times of its own clock: recordings
+and logs of that time have them too.
 """
 
 from __future__ import annotations
@@ -16,37 +19,181 @@ from msgspec.structs import replace
 from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.definitions import definition_of
 from orchestrator.core.errors import BrokenRuleError, CoreError
-from orchestrator.core.facts import reasons, requesters
+from orchestrator.core.facts import reasons
+from orchestrator.core.facts.faults import RecordRestored
 from orchestrator.core.facts.findings import Finding, key_of
-from orchestrator.core.facts.gangs import RecordRestored
-from orchestrator.core.job.attempt import Attempt, Stop, shorten
-from orchestrator.core.job.phases import (
+from orchestrator.core.job.record import (
+    Attempt,
     Cancelled,
+    Checkpoints,
     Draining,
+    Durable,
+    Exits,
     Failed,
     Finishing,
     Gang,
     GivingUp,
     Holding,
+    Job,
     Leaving,
     LostGang,
     Pending,
     Replacing,
     Restarting,
     Running,
+    Saved,
     Starting,
+    Stop,
+    Submission,
     Succeeded,
     Suspended,
+    shorten,
 )
-from orchestrator.core.job.record import Job, Submission
-from orchestrator.core.lifecycle.checkpoint_fold import checkpoint_saved
-from orchestrator.core.lifecycle.clock_fold import clock_stepped
 from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose, check_transition
 from orchestrator.core.thresholds import MOST_FINDINGS
 
 if TYPE_CHECKING:
+    from orchestrator.core.events import CheckpointSaved, ClockStepped
     from orchestrator.core.facts.fact import Fact
-    from orchestrator.core.job.phases import Ended, HoldingPhase, Phase, Recovering
+    from orchestrator.core.job.record import Ended, HoldingPhase, Phase, Recovering
+
+
+def clock_stepped(event: ClockStepped, job: Job) -> Job:
+    """Return the record after ``event``; ``job`` itself where it changes nothing."""
+    by = event.seconds
+    since = job.limit_since
+    if not by:
+        return job if since is None or not event.unmeasured else replace(job, limit_since=since + event.unmeasured)
+    attempts = job.attempts
+    if attempts and attempts[-1].ended_at is None:
+        attempts = (*attempts[:-1], _attempt(attempts[-1], by))
+    return replace(
+        job,
+        phase=_phase(job.phase, by),
+        state_since=_moved(job.state_since, by),
+        fenced_until=_due(job.fenced_until, by),
+        limit_since=None if since is None else _moved(since, by + event.unmeasured),
+        attempts=attempts,
+        checkpoints=_checkpoints(job.checkpoints, by),
+    )
+
+
+def _moved(at: float, by: float) -> float:
+    return max(0.0, at + by)
+
+
+def _due(at: float, by: float) -> float:
+    """Return a due time after the step; 0 stands for none."""
+    return _moved(at, by) if at else 0.0
+
+
+def _attempt(attempt: Attempt, by: float) -> Attempt:
+    times: dict[str, Any] = {name: getattr(attempt, name) for name in ("started_at", "running_at", "first_step_at")}
+    moved: dict[str, Any] = {name: _moved(at, by) for name, at in times.items() if at is not None}
+    return replace(attempt, **moved)
+
+
+def _checkpoints(known: Checkpoints, by: float) -> Checkpoints:
+    newest, durable = known.newest, known.durable
+    return replace(
+        known,
+        newest=None if newest is None else replace(newest, at=_moved(newest.at, by)),
+        durable=None if durable is None else replace(durable, at=_moved(durable.at, by)),
+    )
+
+
+def _phase(phase: Phase, by: float) -> Phase:
+    if isinstance(phase, Holding) and phase.exits:
+        phase = replace(phase, exits=Exits(replace(e, heard_at=_moved(e.heard_at, by)) for e in phase.exits))
+    match phase:
+        case Pending() | Restarting() | Replacing():
+            return replace(phase, not_before=_due(phase.not_before, by))
+        case Leaving():
+            return replace(phase, deadline=_moved(phase.deadline, by))
+        case Draining(stop=stop):
+            return replace(phase, stop=replace(stop, at=_moved(stop.at, by), deadline=_moved(stop.deadline, by)))
+        case _:
+            return phase
+
+
+def checkpoint_saved(event: CheckpointSaved, job: Job) -> Job:
+    """Return the record after ``event``; ``job`` itself where it changes nothing."""
+    return _script_saved(event, job) if event.digest else _context_saved(event, job)
+
+
+def _context_saved(event: CheckpointSaved, job: Job) -> Job:
+    """Fold a checkpoint of orch's own format. Its step determines whether it is newer."""
+    if event.attempt != job.attempt_number:
+        return job  # fenced: only the current attempt's checkpoints count
+    if not event.path and not job.gang_open:
+        return job  # it was lost with the actors that had it in memory
+    newest, durable = _newest(event, job.checkpoints), _durable(event, job)
+    if newest is job.checkpoints.newest and durable is job.checkpoints.durable:
+        return job
+    attempts, no_progress = job.attempts, job.no_progress
+    if attempts and newest is not job.checkpoints.newest:
+        progressed = attempts[-1].progressed or event.step > attempts[-1].start_step
+        attempts = _with_last(attempts, replace(attempts[-1], checkpoint_step=event.step, progressed=progressed))
+        no_progress = 0 if progressed else no_progress
+    checkpoints = Checkpoints(newest=newest, durable=durable)
+    return replace(job, attempts=attempts, no_progress=no_progress, checkpoints=checkpoints)
+
+
+def _newest(event: CheckpointSaved, before: Checkpoints) -> Saved:
+    if before.newest is not None and event.step <= before.newest.step:
+        return before.newest
+    return Saved(step=event.step, at=event.at)
+
+
+def _durable(event: CheckpointSaved, job: Job) -> Durable | None:
+    known = job.checkpoints.durable
+    if not event.path or (known is not None and event.step <= known.step):
+        return known
+    digest = known.digest if known is not None else ""
+    return Durable(step=event.step, at=event.at, path=event.path, digest=digest, every=_since_the_last(event, job))
+
+
+def _since_the_last(event: CheckpointSaved, job: Job) -> float | None:
+    """Return the seconds since the checkpoint on storage before it; None if another attempt wrote that."""
+    known, began = job.checkpoints.durable, job.attempts[-1].running_at if job.attempts else None
+    if known is None or began is None or known.at < began or event.at <= known.at:
+        return None
+    return event.at - known.at
+
+
+def _script_saved(event: CheckpointSaved, job: Job) -> Job:
+    """Fold a file of the script's own: newer by its content and time, whatever number its name has.
+
+    A file of an ended attempt may be found just before the next one starts: that one begins with it.
+    """
+    if not job.attempts or not job.attempt_number - 1 <= event.attempt <= job.attempt_number:
+        return job
+    if not _is_new(event, job):
+        return job
+    current = job.attempts[-1]
+    if event.attempt == job.attempt_number:
+        current = replace(current, checkpoint_step=event.step, progressed=True)
+    else:
+        current = replace(current, checkpoint_step=event.step, start_step=event.step)
+    every = _since_the_last(event, job)
+    found = Durable(step=event.step, at=event.at, path=event.path, digest=event.digest, every=every)
+    checkpoints = Checkpoints(newest=Saved(step=event.step, at=event.at), durable=found)
+    return replace(job, attempts=_with_last(job.attempts, current), no_progress=0, checkpoints=checkpoints)
+
+
+def _is_new(event: CheckpointSaved, job: Job) -> bool:
+    durable = job.checkpoints.durable
+    if durable is None:
+        return True
+    if event.digest == durable.digest:
+        return False
+    # The first file of an attempt may have its time from another node's clock than the file before.
+    first = event.attempt == job.attempt_number and not job.attempts[-1].progressed
+    return first or event.at > durable.at
+
+
+def _with_last(attempts: tuple[Attempt, ...], last: Attempt) -> tuple[Attempt, ...]:
+    return (*attempts[:-1], last)
 
 
 def gang_changed(phase: HoldingPhase, **changes: Any) -> HoldingPhase:
@@ -156,7 +303,7 @@ def submitted(event: ev.JobSubmitted, sequence: int) -> Job:
         priority=event.spec.priority,
         phase=Suspended() if event.spec.hold else Pending(),
         state_since=event.at,
-        reason=reasons.Paused(by=requesters.ByHold(name=event.user)) if event.spec.hold else reasons.Queued(),
+        reason=reasons.Paused(by=reasons.ByHold(name=event.user)) if event.spec.hold else reasons.Queued(),
         story=(f"{event.at:.3f} job_submitted",),
     )
 
@@ -352,7 +499,7 @@ def _(event: ev.AttemptSucceeded, job: Job) -> Job:
     phase = job.phase
     if not _current(job, event.attempt) or not isinstance(phase, Running | Leaving | Draining) or job.succeeded:
         return job
-    if isinstance(phase, Draining) and isinstance(phase.stop.by, requesters.ByForce):
+    if isinstance(phase, Draining) and isinstance(phase.stop.by, reasons.ByForce):
         return job  # its gang was given up: how it ended is not known
     gang = None if phase.gang is None else replace(phase.gang, pids=None)
     if isinstance(phase, Draining):

@@ -18,7 +18,7 @@ from math import ceil, floor, log2
 from statistics import median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from orchestrator.core.job.attempt import running_seconds
+from orchestrator.core.job.record import running_seconds
 from orchestrator.core.states import AttemptState, JobState
 
 if TYPE_CHECKING:

@@ -19,10 +19,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestrator.core.facts.requesters import ByShrinking
+from orchestrator.core.facts.reasons import ByShrinking
 from orchestrator.core.lifecycle.advance import is_returning
-from orchestrator.core.scheduler.placement import capacity, place
-from orchestrator.core.scheduler.resources import give_back, known_shares, share_unknown, take
+from orchestrator.core.scheduler.placement import capacity, give_back, known_shares, place, share_unknown, take
 from orchestrator.core.states import JobState
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.cluster import Node
     from orchestrator.core.job.record import Job
-    from orchestrator.core.scheduler.resources import FreeNodes
+    from orchestrator.core.scheduler.placement import FreeNodes
 
 FRESH_SECONDS = 30.0
 """A checkpoint at most this old permits stopping a job that grows."""

@@ -1,6 +1,6 @@
 """Forecasts when waiting jobs start, by simulating the scheduler's own decisions. Pure.
 
-Running jobs end when they are expected to (durations.py), stopped ones at once. After each end ``decide`` makes the
+Running jobs end when they are expected to (``durations.py``), stopped ones at once. After each end ``decide`` makes the
 next decisions, and the jobs that it starts run for as long as expected. A job of which nothing is known never ends, so
 the jobs that wait for it have no estimate.
 """
@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from orchestrator.core import events as ev
 from orchestrator.core.errors import CoreError
 from orchestrator.core.lifecycle.fold import fold
-from orchestrator.core.scheduler.backfill import expected_ends
 from orchestrator.core.scheduler.live_jobs import LiveJobs
+from orchestrator.core.scheduler.placement import nodes_at, rank_size
 from orchestrator.core.scheduler.preemption import REPEATED_SECONDS, Preemption, Room, loss
-from orchestrator.core.scheduler.reservations import nodes_at
-from orchestrator.core.scheduler.resources import rank_size
-from orchestrator.core.scheduler.scheduler import decide, indexed, order_of
+from orchestrator.core.scheduler.scheduler import decide, expected_ends, indexed, order_of
 from orchestrator.core.states import JobState
 
 if TYPE_CHECKING:

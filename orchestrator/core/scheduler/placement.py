@@ -1,22 +1,297 @@
-"""Places a gang's ranks: all or nothing, by the job's placement strategy. Pure."""
+"""Places a gang's ranks, all or nothing, by the job's placement strategy; free resources of nodes, and their reservations. Pure.
+
+While a node is reserved for maintenance, nothing runs there. Before, a gang is placed there only if it is expected to end in time, by
+its ``max_duration`` or by what is known of such jobs (``durations.py``). A job of which nothing is known is not expected to end.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from orchestrator.core.cluster import Free, Node
-from orchestrator.core.facts.nodes import Closure, NodeClosed
-from orchestrator.core.facts.requesters import ByNodeDrain
-from orchestrator.core.scheduler.reservations import closed_to, plain
-from orchestrator.core.scheduler.resources import FreeNodes, rank_size, topology_of
+from orchestrator.core.facts.faults import Closure, NodeClosed
+from orchestrator.core.facts.reasons import ByNodeDrain, NodeReserved
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
+    from orchestrator.core.cluster import Node, NodeReservation
     from orchestrator.core.job.record import Job
-    from orchestrator.core.scheduler.resources import Group, Topology
+    from orchestrator.core.scheduler.durations import RunTimes
+
+LEAST_CPUS: Final = 0.001
+"""CPUs that a rank without a GPU reserves with ``cpu: 0``. Ray makes no empty reservation, and a node without CPUs only
+coordinates."""
+TOPOLOGY: Final = "topology."
+"""Nodes with the same value of a label with this prefix are a group: a rack, a switch, a zone."""
+Group = tuple[str, str]
+Topology = Mapping[str, tuple[Group, ...]]
+"""The group of each labelled node on each level, the widest first; empty where all nodes are equally near."""
+_MOST_SHAPES: Final = 64
+
+
+class Sums(NamedTuple):
+    """Free GPUs of all nodes, shared ones included, free whole GPUs, and free CPUs."""
+
+    gpus: float = 0.0
+    whole: float = 0.0
+    cpus: float = 0.0
+
+
+class FreeNodes(Mapping[str, Free]):
+    """Free resources by node. They change only through ``changing`` and ``put``; ``restore`` undoes what followed ``begin``.
+
+    ``slots`` remembers how many ranks of a shape fit on each node, and counts again only on nodes that have changed.
+    """
+
+    def __init__(self, free: Mapping[str, Free] | None = None, topology: Topology | None = None) -> None:
+        self.topology: Topology = topology or {}
+        self._free = dict(free or {})
+        self._before: list[dict[str, Free]] = []
+        self._slots: dict[Hashable, tuple[dict[str, int], set[str]]] = {}
+        self._sums: Sums | None = None
+
+    def __getitem__(self, node_id: str) -> Free:
+        return self._free[node_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._free)
+
+    def __len__(self) -> int:
+        return len(self._free)
+
+    def copy(self) -> FreeNodes:
+        """Return an independent copy."""
+        found = FreeNodes({node_id: left.copy() for node_id, left in self._free.items()}, self.topology)
+        found._slots = {shape: (dict(counts), set(changed)) for shape, (counts, changed) in self._slots.items()}
+        found._sums = self._sums
+        return found
+
+    def put(self, node_id: str, left: Free | None) -> None:
+        """Set what is free on a node; None: it accepts no new ranks."""
+        if left is None:
+            self._free.pop(node_id, None)
+        else:
+            self._free[node_id] = left
+        self._touch(node_id)
+
+    def changing(self, node_id: str) -> Free:
+        """Return what is free on a node, for the caller to change at once."""
+        left = self._free[node_id]
+        if self._before and node_id not in self._before[-1]:
+            self._before[-1][node_id] = left.copy()
+        self._touch(node_id)
+        return left
+
+    def begin(self) -> None:
+        """Keep the former values of what is changed from now on."""
+        self._before.append({})
+
+    def restore(self) -> None:
+        """Undo what was changed since the last ``begin``."""
+        for node_id, left in self._before.pop().items():
+            self.put(node_id, left)
+
+    def slots(self, shape: Hashable, count: Callable[[str, Free], int]) -> dict[str, int]:
+        """Return the nodes with room for ranks of a shape, and for how many; ``count`` returns it for one node."""
+        if shape not in self._slots:
+            if len(self._slots) >= _MOST_SHAPES:
+                self._slots.clear()
+            self._slots[shape] = {}, set(self._free)
+        counts, changed = self._slots[shape]
+        for node_id in changed:
+            ranks = count(node_id, self._free[node_id]) if node_id in self._free else 0
+            if ranks:
+                counts[node_id] = ranks
+            else:
+                counts.pop(node_id, None)
+        changed.clear()
+        return counts
+
+    def sums(self) -> Sums:
+        """Return the sums over the nodes."""
+        if self._sums is None:
+            gpus = whole = cpus = 0.0
+            for left in self._free.values():
+                cpus += max(0.0, left.cpus)
+                if left.idle_gpus > 0 or left.shares:
+                    gpus += max(0.0, left.gpus)
+                    whole += max(0, left.idle_gpus)
+            self._sums = Sums(gpus, whole, cpus)
+        return self._sums
+
+    def _touch(self, node_id: str) -> None:
+        self._sums = None
+        for _, changed in self._slots.values():
+            changed.add(node_id)
+
+
+def topology_of(nodes: Iterable[Node]) -> Topology:
+    """Return the groups of nodes. The label with the fewest values is the widest level, and the others divide its groups.
+
+    A node without a label of a level is a group of its own.
+    """
+    labelled = [node for node in nodes if node.labels and any(key.startswith(TOPOLOGY) for key in node.labels)]
+    values: dict[str, set[str]] = {}
+    for node in labelled:
+        for key, value in node.labels.items():
+            if key.startswith(TOPOLOGY):
+                values.setdefault(key, set()).add(value)
+    levels = sorted(values, key=lambda key: (len(values[key]), key))
+    return {
+        node.id: tuple((node.labels[key], "") if key in node.labels else ("", node.id) for key in levels)
+        for node in labelled
+    }
+
+
+def free_on(nodes: Iterable[Node], jobs: Iterable[Job]) -> FreeNodes:
+    """Return the resources of every schedulable node that open gangs and other users of the cluster leave free."""
+    known = list(nodes)
+    return FreeNodes(left_on((n for n in known if n.schedulable), jobs), topology_of(known))
+
+
+def left_on(nodes: Iterable[Node], jobs: Iterable[Job]) -> dict[str, Free]:
+    """Return the resources of every node, schedulable or not, that open gangs and other users leave free."""
+    free = {n.id: Free.of(n) for n in nodes}
+    # Whole GPUs and known shares are taken first; the others then get what Ray would give them, in any order.
+    holding = [job for job in jobs if job.gang_open]
+    for job in sorted(holding, key=lambda job: (share_unknown(job), -rank_size(job)[1], job.submission.sequence)):
+        size = rank_size(job)
+        for node_id, gpu in zip(job.nodes, known_shares(job), strict=True):
+            if node_id in free:
+                free[node_id].take(*size, gpu=gpu)
+    return free
+
+
+def rank_size(job: Job) -> tuple[float, float, int]:
+    """Return CPUs, GPUs and memory (bytes) of one rank, as reserved by the scheduler and requested from Ray."""
+    worker = job.spec.resources.resources_per_worker
+    cpus = worker.cpu if worker.gpu else max(worker.cpu, LEAST_CPUS)
+    return cpus, worker.gpu, worker.memory_bytes or 0
+
+
+def share_unknown(job: Job) -> bool:
+    """Whether the GPUs of the gang's shares are still unknown: then less is free than it seems."""
+    return not job.seats and 0 < rank_size(job)[1] < 1
+
+
+def known_shares(job: Job) -> tuple[str | None, ...]:
+    """Return for each rank of an open gang the id of its shared GPU; None with whole GPUs, or while unknown."""
+    shared = job.seats and 0 < rank_size(job)[1] < 1
+    return tuple(seat.gpu_ids[0] for seat in job.seats) if shared else (None,) * len(job.nodes)
+
+
+def take(
+    job: Job, placed: Sequence[str], free: FreeNodes, shares: Sequence[str | None] | None = None
+) -> tuple[str | None, ...]:
+    """Count a gang's ranks as placed; return for each rank the name of its shared GPU, which ``shares`` may give."""
+    size = rank_size(job)
+    known = shares or (None,) * len(placed)
+    return tuple(free.changing(node_id).take(*size, gpu=gpu) for node_id, gpu in zip(placed, known, strict=True))
+
+
+def give_back(job: Job, placed: Sequence[str], shares: Sequence[str | None], free: FreeNodes) -> None:
+    """Count the gang's ranks as gone, with their shares of GPUs."""
+    size = rank_size(job)
+    for node_id, gpu in zip(placed, shares, strict=True):
+        free.changing(node_id).give_back(*size, gpu)
+
+
+def vacate(job: Job, free: FreeNodes) -> None:
+    """Give back what a job holds on the nodes that accept new ranks."""
+    there = [(node_id, gpu) for node_id, gpu in zip(job.nodes, known_shares(job), strict=True) if node_id in free]
+    give_back(job, [node_id for node_id, _ in there], [gpu for _, gpu in there], free)
+
+
+def occupy(job: Job, free: FreeNodes) -> None:
+    """Undo ``vacate``."""
+    there = [(node_id, gpu) for node_id, gpu in zip(job.nodes, known_shares(job), strict=True) if node_id in free]
+    take(job, [node_id for node_id, _ in there], free, [gpu for _, gpu in there])
+
+
+class ReservedNodes(Mapping[str, "Node"]):
+    """Nodes, some of them with reservations, as they are at a time; ``plain`` has them without their reservations.
+
+    ``closed`` are those on which nothing runs now, with the reservation of each.
+    """
+
+    def __init__(self, nodes: Mapping[str, Node], at: float, run_times: RunTimes) -> None:
+        self.plain = nodes
+        self._at = at
+        self._run_times = run_times
+        self._reserved = {node_id: node.reservations for node_id, node in nodes.items() if node.reservations}
+        begun = {i: [r for r in there if r.start <= at < r.end] for i, there in self._reserved.items()}
+        self.closed: Mapping[str, NodeReservation] = {i: there[0] for i, there in begun.items() if there}
+        self._nodes = {i: replace(n, reserved=self.closed[i]) if i in self.closed else n for i, n in nodes.items()}
+
+    def __getitem__(self, node_id: str) -> Node:
+        return self._nodes[node_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._nodes)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def closed_to(self, job: Job, at: float | None = None) -> frozenset[str]:
+        """Return the nodes on which a job that starts at a time, by default now, would still run when they are reserved."""
+        start = self._at if at is None else at
+        left = self._run_times.left(job, start)
+        end = inf if left is None else start + left.seconds
+        return frozenset(
+            node_id
+            for node_id, reservations in self._reserved.items()
+            if any(one.start < end and one.end > start for one in reservations)
+        )
+
+    def why(self, job: Job, node_ids: frozenset[str]) -> tuple[NodeReserved, ...]:
+        """Return the reservations that keep a job from nodes, the first of each, in order of time."""
+        left = self._run_times.left(job, self._at)
+        found = []
+        for node_id in node_ids:
+            one = min((r for r in self._reserved[node_id] if r.end > self._at), key=lambda r: (r.start, r.id))
+            found.append(
+                NodeReserved(
+                    node=self._nodes[node_id].name,
+                    start=one.start,
+                    end=one.end,
+                    said=one.reason,
+                    seconds=None if left is None else left.seconds,
+                    begun=node_id in self.closed,
+                )
+            )
+        return tuple(sorted(found, key=lambda fact: (fact.start, fact.node)))
+
+    def ends(self) -> list[float]:
+        """Return when the coming reservations of nodes that are not reserved now end, in order."""
+        later = (r for i, reservations in self._reserved.items() if i not in self.closed for r in reservations)
+        return sorted({one.end for one in later if one.end > self._at})
+
+    def next_change(self) -> float | None:
+        """Return when the next reservation begins or ends."""
+        times = [at for known in self._reserved.values() for one in known for at in (one.start, one.end)]
+        return min((at for at in times if at > self._at), default=None)
+
+
+def nodes_at(nodes: Mapping[str, Node], at: float, run_times: RunTimes) -> Mapping[str, Node]:
+    """Return the nodes as they are at a time; ``nodes`` itself if none has a reservation."""
+    reserved = any(node.reservations for node in nodes.values())
+    return ReservedNodes(nodes, at, run_times) if reserved else nodes
+
+
+def plain(nodes: Mapping[str, Node]) -> Mapping[str, Node]:
+    """Return the nodes without their reservations."""
+    return nodes.plain if isinstance(nodes, ReservedNodes) else nodes
+
+
+def closed_to(job: Job, nodes: Mapping[str, Node], at: float | None = None) -> frozenset[str]:
+    """Return the nodes on which a job may not start at a time, by default now, because they will be reserved."""
+    return nodes.closed_to(job, at) if isinstance(nodes, ReservedNodes) else frozenset()
+
 
 MOST_NAMED: Final = 16
 """Maximum number of closed nodes named to a job."""

@@ -19,16 +19,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from orchestrator.core.cluster import EPSILON
-from orchestrator.core.facts.requesters import ByIdleReclaim, ByShrinking
+from orchestrator.core.facts.reasons import ByIdleReclaim, ByShrinking
 from orchestrator.core.lifecycle.advance import request_stop
 from orchestrator.core.scheduler.durations import LEVEL_SECONDS, claims_at, running_level
 from orchestrator.core.scheduler.elastic import may_shrink
 from orchestrator.core.scheduler.live_jobs import occupant_of
 from orchestrator.core.scheduler.order import AGED, group_of
-from orchestrator.core.scheduler.placement import place
-from orchestrator.core.scheduler.resources import (
+from orchestrator.core.scheduler.placement import (
     give_back,
     occupy,
+    place,
     rank_size,
     take,
     vacate,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
     from orchestrator.core.scheduler.durations import RunTimes
     from orchestrator.core.scheduler.live_jobs import LiveJobs
-    from orchestrator.core.scheduler.resources import FreeNodes
+    from orchestrator.core.scheduler.placement import FreeNodes
     from orchestrator.core.scheduler.shares import Shares
 
 IMMINENT_SECONDS: Final = 60.0

@@ -3,68 +3,134 @@
 ``lifecycle/advance.py`` derives what follows from a job's record alone; this module weighs jobs against one another and
 the nodes. Commands are events to be written. Effects are derived from the record alone, so a restarted daemon that has
 read the store orders exactly what was under way. Jobs are placed in the order of ``order.py``. Jobs that end before the
-first one that does not fit could start run on what it has claimed (``backfill.py``), and others stop for it
+first one that does not fit could start run on what it has claimed (backfill), and others stop for it
 (``preemption.py``). Resources that no job needs go to elastic jobs (``elastic.py``).
+
+Backfill: the *head* is the first job for which too little is free. Once it claims the free resources, no job behind it delays it.
+Its *reservation* is the time at which it fits if running jobs end as expected (``durations.py``) and the jobs that the
+decision has placed run on. A later job may use claimed resources if its ``max_duration``, which is enforced, ends it
+before that time. So the head is delayed only if running jobs end earlier than expected, and at most by the limit of a
+job that began before that.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from orchestrator.core import events as ev
 from orchestrator.core.facts.reasons import (
     AwaitsNodes,
     AwaitsRoom,
     BackingOff,
-    DoesNotFit,
-    NoNodeWithLabels,
-    NoRoom,
-    NotEnoughFree,
-)
-from orchestrator.core.facts.requesters import (
     ByGrowth,
     ByIdleReclaim,
     ByNodeReservation,
     ByPreemption,
     ByShrinking,
     ByTimeSharing,
+    DoesNotFit,
+    NoNodeWithLabels,
+    NoRoom,
+    NotEnoughFree,
 )
 from orchestrator.core.lifecycle.advance import advance, is_returning, request_stop, wants_gang
 from orchestrator.core.scheduler import elastic
-from orchestrator.core.scheduler.backfill import Reservation, has_bounded_start, reservation
-from orchestrator.core.scheduler.conditions import fail_fast
-from orchestrator.core.scheduler.durations import claims_at, limit_left, waiting_since
-from orchestrator.core.scheduler.live_jobs import LiveJobs, Reasons
+from orchestrator.core.scheduler.durations import Basis, claims_at, limit_left, waiting_since
+from orchestrator.core.scheduler.live_jobs import LiveJobs, Reasons, fail_fast
 from orchestrator.core.scheduler.order import WaitingOrder, group_of
 from orchestrator.core.scheduler.placement import (
+    ReservedNodes,
     claim,
     closed_for,
+    closed_to,
     could_ever_fit,
     labels_of,
     missing_nodes,
+    nodes_at,
     place,
+    rank_size,
     shape_of,
     suits,
+    take,
+    vacate,
 )
 from orchestrator.core.scheduler.preemption import RECORDED, Preemption, Room, Turn
-from orchestrator.core.scheduler.queues import Sharing
-from orchestrator.core.scheduler.reservations import ReservedNodes, closed_to, nodes_at
-from orchestrator.core.scheduler.resources import rank_size, take
-from orchestrator.core.scheduler.shares import Shares
-from orchestrator.core.scheduler.use import PastUse
+from orchestrator.core.scheduler.shares import PastUse, Shares, Sharing
 from orchestrator.core.states import JobState, StopPurpose
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Hashable, Iterable, Mapping
 
     from orchestrator.core.cluster import Node
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
+    from orchestrator.core.scheduler.durations import RunTimes
     from orchestrator.core.scheduler.order import Group
+    from orchestrator.core.scheduler.placement import FreeNodes
     from orchestrator.core.scheduler.preemption import Saves
-    from orchestrator.core.scheduler.resources import FreeNodes
+
+End = tuple[float, int, "Job | None"]
+"""When a job releases its gang, and its order of arrival; without a job, when a reservation of a node ends."""
+
+
+class Reservation(NamedTuple):
+    """The time ``at`` which the head fits. ``recedes``: this time moves later while the job that has to end runs on."""
+
+    at: float
+    recedes: bool = False
+
+
+def expected_ends(jobs: LiveJobs, now: float, run_times: RunTimes) -> list[tuple[float, int, Job]]:
+    """Return when jobs that hold gangs are expected to release them, in order; jobs without a forecast are left out."""
+    found = []
+    for job, clock, *_ in jobs.occupants():
+        if clock.over_at is not None:
+            found.append((max(now, clock.over_at), job.submission.sequence, job))
+        elif (left := run_times.left_by(clock, job.id, now)) is not None:
+            found.append((now + left.seconds, job.submission.sequence, job))
+    return sorted(found, key=itemgetter(0, 1))
+
+
+def reservation(
+    head: Job, jobs: LiveJobs, free: FreeNodes, nodes: Mapping[str, Node], now: float, run_times: RunTimes
+) -> Reservation | None:
+    """Return when the head fits as jobs that hold gangs end; None if a job that has to end has no expected end."""
+    found = _first_end(head, expected_ends(jobs, now, run_times), free, nodes)
+    if found is None:
+        return None
+    at, _, job = found
+    left = None if job is None or job.stop is not None else run_times.left(job, now)
+    return Reservation(at, recedes=left is not None and left.basis is Basis.ELAPSED)
+
+
+def has_bounded_start(head: Job, jobs: LiveJobs, free: FreeNodes, nodes: Mapping[str, Node], now: float) -> bool:
+    """Whether the head fits once jobs reach ``max_duration`` and node reservations end, even if all else runs on."""
+    limits = ((job, clock.limit_left(now)) for job, clock, *_ in jobs.occupants() if clock.limit is not None)
+    ends = [(now + left, job.submission.sequence, job) for job, left in limits if left is not None]
+    return _first_end(head, sorted(ends, key=itemgetter(0, 1)), free, nodes) is not None
+
+
+def _first_end(
+    head: Job, ends: Iterable[tuple[float, int, Job]], free: FreeNodes, nodes: Mapping[str, Node]
+) -> End | None:
+    """Return the first end of a job or of a node's reservation after which the head fits."""
+    order: list[End] = list(ends)
+    if isinstance(nodes, ReservedNodes):
+        order = sorted([*order, *((at, -1, None) for at in nodes.ends())], key=itemgetter(0, 1))
+    free.begin()
+    try:
+        for end in order:
+            if end[2] is not None:
+                vacate(end[2], free)
+            if place(head, free, nodes, at=end[0]) is not None:
+                return end
+    finally:
+        free.restore()
+    return None
+
 
 MOST_TURNS: Final = 8
 """Maximum number of jobs that found too little free and are considered for time sharing in a decision."""

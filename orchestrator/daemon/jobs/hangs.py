@@ -1,8 +1,9 @@
 """Finds hung jobs: keeps the heartbeat of every running attempt, has still ranks inspected, and acts on the result.
 
-``core/diagnosis/heartbeat.py`` decides when a job is late, ``core/diagnosis/health.py`` whether it hangs; the runtime
+``core/diagnosis/health.py`` decides when a job is late, and whether it hangs; the runtime
 inspects processes. This module decides when, and what follows: the stacks of all ranks in their logs, then a restart
 that counts against the hang budget. Observations of a still job also go to the diagnosis, which reports them.
+A job in interactive use is not late: one at a breakpoint, or an interactive one, which is cancelled when it is idle.
 """
 
 from __future__ import annotations
@@ -15,24 +16,37 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator import clock
 from orchestrator.core import events as ev
-from orchestrator.core.diagnosis.health import Call, Circumstances, Standing, gathering, judge, standing
-from orchestrator.core.diagnosis.heartbeat import TICK_SECONDS, Beat, Heartbeat, SilentRanks
+from orchestrator.core.diagnosis.health import (
+    TICK_SECONDS,
+    Beat,
+    Call,
+    Circumstances,
+    Heartbeat,
+    SilentRanks,
+    Standing,
+    gathering,
+    judge,
+    standing,
+)
 from orchestrator.core.diagnosis.observation import StallSeen
-from orchestrator.core.facts.hangs import Hang, Lateness, Sign
-from orchestrator.core.lifecycle.advance import declare_hung
-from orchestrator.core.states import FailureClass, JobState
+from orchestrator.core.facts.findings import Hang, Lateness, Sign
+from orchestrator.core.facts.reasons import ByLimit
+from orchestrator.core.lifecycle.advance import declare_hung, request_stop
+from orchestrator.core.states import FailureClass, JobState, StopPurpose
 from orchestrator.runtime.ranks.process_inspector import report_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+    from typing import Any
 
     from structlog.typing import FilteringBoundLogger
 
     from orchestrator.core.diagnosis.health import HangFinding, RankLook
-    from orchestrator.core.facts.hangs import Stillness
+    from orchestrator.core.diagnosis.observation import TerminalSeen
+    from orchestrator.core.facts.findings import Stillness
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
-    from orchestrator.daemon.ports import RankInspector
+    from orchestrator.runtime.gangs.rank_rpc import GangCalls
     from orchestrator.train.script.progress_reading import ProgressSnapshot
 
 BETWEEN_LOOKS: Final = 1.0
@@ -91,7 +105,7 @@ class HangWatch:
         self,
         *,
         jobs: Callable[[], Iterable[Job]],
-        inspector: RankInspector,
+        inspector: GangCalls,
         command: Callable[[Callable[[], Sequence[ev.Event]]], Awaitable[None]],
         log: FilteringBoundLogger,
         attend: Callable[[Job], bool] = lambda _: False,
@@ -339,3 +353,43 @@ def _lateness(heartbeat: Heartbeat) -> Lateness:
     return Lateness(
         still_seconds=heartbeat.still_seconds, usual_seconds=heartbeat.usual_seconds, by_steps=heartbeat.reports
     )
+
+
+IDLE_LIMIT = "interactive.idle_limit"
+
+
+class Attendance:
+    """Jobs in interactive use. ``jobs`` returns live jobs, ``terminals`` a job's terminals; ``spawn`` starts a task."""
+
+    def __init__(
+        self,
+        *,
+        jobs: Callable[[], Iterable[Job]],
+        terminals: Callable[[Job], Mapping[int, TerminalSeen]],
+        command: Callable[[Callable[[], Sequence[ev.Event]]], Awaitable[None]],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        now: Callable[[], float],
+    ) -> None:
+        self._jobs, self._terminals, self._command, self._spawn, self._now = jobs, terminals, command, spawn, now
+        self._ending: set[JobId] = set()
+
+    def attend(self, job: Job) -> bool:
+        """Return whether a running job is in interactive use, and so not late; cancel an idle interactive one."""
+        terminals = self._terminals(job)
+        if job.spec.interactive is None:
+            return any(one.stopped_at is not None for one in terminals.values())
+        idle = len(terminals) == job.num_workers and all(one.idle for one in terminals.values())
+        if idle and job.id not in self._ending:
+            self._ending.add(job.id)
+            self._spawn(self._cancel(job.id))
+        return True
+
+    async def _cancel(self, job_id: JobId) -> None:
+        def make() -> Sequence[ev.Event]:
+            job = next((one for one in self._jobs() if one.id == job_id), None)
+            return [] if job is None else request_stop(job, StopPurpose.CANCEL, ByLimit(key=IDLE_LIMIT), self._now())
+
+        try:
+            await self._command(make)
+        finally:
+            self._ending.discard(job_id)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.spec.model import JobSpec
-    from orchestrator.store.port import Store
+    from orchestrator.store.store import Store
 
 _WAYS: Final = {EndCondition.SUCCESS: "succeed", EndCondition.FAILURE: "fail", EndCondition.ANY: "end"}
 

@@ -12,6 +12,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.definitions import PRECEDENCE
 from orchestrator.core.diagnosis.health import GATHERING
 from orchestrator.core.events import FirstStep
+from orchestrator.core.facts.faults import RecordRestored
 from orchestrator.core.facts.findings import (
     Finding,
     NoStep,
@@ -22,14 +23,13 @@ from orchestrator.core.facts.findings import (
     linked,
     unmeasured_to_dict,
 )
-from orchestrator.core.facts.gangs import RecordRestored
 from orchestrator.core.facts.reasons import StopOrdered, is_pruned
-from orchestrator.core.job.attempt import recovery_seconds
+from orchestrator.core.job.record import recovery_seconds
 from orchestrator.core.states import JobState
 from orchestrator.core.stored import event_body
 from orchestrator.daemon.jobs.progress import no_real_gpu
-from orchestrator.spec.job import to_dict
-from orchestrator.units import plural
+from orchestrator.spec.reader.reading import to_dict
+from orchestrator.units import duration, plural, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,10 +39,9 @@ if TYPE_CHECKING:
     from orchestrator.core.estimates import TimeLeft
     from orchestrator.core.events import LeftOut
     from orchestrator.core.facts.fact import Fact
-    from orchestrator.core.job.attempt import Attempt
-    from orchestrator.core.job.record import Job
+    from orchestrator.core.job.record import Attempt, Job
     from orchestrator.daemon.jobs.progress import JobProgress
-    from orchestrator.store.port import StoredEvent
+    from orchestrator.store.records import StoredEvent
 
 # Path in a library's source where an error was raised, on its builder's machine. It is cut from the message.
 _SOURCE_PLACE: Final = re.compile(r"\[\S+\.(?:cc|cpp|cu|h|hpp):\d+\] ?")
@@ -135,17 +134,15 @@ def _links_text(left_out: v.LeftOutView) -> str:
 
 
 def _left_out_text(left_out: Mapping[str, Any]) -> str:
-    """Return text such as ``3 files, 2.2 MB left out by .gitignore``."""
+    """Return text such as ``3 files, 2.2 MiB left out by .gitignore``."""
     files, by = left_out["files"], " and ".join(left_out["by"])
     count = f"{'more than ' if left_out['more'] else ''}{files} file{'' if files == 1 else 's'}"
-    return f"{count}, {_megabytes(left_out['size_bytes'])} left out by {by}"
+    return f"{count}, {size(left_out['size_bytes'])} left out by {by}"
 
 
-def _megabytes(size_bytes: int) -> str:
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size_bytes >= scale:
-            return f"{size_bytes / scale:.1f} {unit}"
-    return f"{size_bytes} bytes"
+def _clock_step(seconds: float) -> str:
+    way = "back" if seconds < 0 else "forward"
+    return f"the daemon's clock moved {way} by {duration(abs(seconds))}, and all that is due with it"
 
 
 def _summary(event: ev.Event, body: dict[str, Any]) -> str:
@@ -194,7 +191,7 @@ def _summary(event: ev.Event, body: dict[str, Any]) -> str:
         case "ranks_asked" | "gang_lost" | "job_requeued":
             return str(body["reason"])
         case "clock_stepped":
-            return f"the daemon's clock moved by {body['seconds']:+.1f} s, and all that is due with it"
+            return _clock_step(body["seconds"])
         case "later_attempts_found":
             return RecordRestored(attempt=body["attempt"] or None).sentence()
         case "finding_opened":

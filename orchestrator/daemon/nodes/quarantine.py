@@ -16,8 +16,8 @@ from orchestrator.core.codec import from_plain, to_plain
 from orchestrator.core.diagnosis.quarantine import Strike, check_after, condemned, condemned_gpu, quarantined, strike_of
 from orchestrator.core.facts.codec import fact_from
 from orchestrator.core.facts.fact import Fact  # codec.py reads the annotations when it runs
-from orchestrator.core.facts.nodes import HealthCheckFailed
-from orchestrator.store.port import StoredPlace
+from orchestrator.core.facts.faults import HealthCheckFailed
+from orchestrator.store.records import StoredPlace
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping

@@ -156,7 +156,7 @@ def _follow(client: Client, job_id: str, printer: _Printer, now: Callable[[], fl
         elif now() - last_change > PATIENCE_SECONDS:
             at = f" at step {progress.step}" if progress and progress.step else ""
             raise RefusedError(
-                f"the demo's job is {job.state}{at} and has not progressed for {PATIENCE_SECONDS:g} s",
+                f"the demo's job is {job.state}{at} and has not progressed for {duration(PATIENCE_SECONDS)}",
                 hint="`orch doctor` checks this machine",
             )
         if progress is None or progress.step is None or not progress.total_steps:

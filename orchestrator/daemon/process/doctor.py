@@ -19,7 +19,7 @@ from orchestrator.parts import install_line, unmet
 from orchestrator.runtime.forkserver.cgroups import memory_group
 from orchestrator.runtime.nodes.directories import SHARED_MEMORY, namespace, page_directory, user_directory
 from orchestrator.runtime.ranks.process_inspector import find_py_spy
-from orchestrator.units import plural
+from orchestrator.units import plural, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,8 +115,8 @@ def _home(settings: Settings) -> list[Finding]:
     free = shutil.disk_usage(probe).free
     if free < LOW_DISK_BYTES:
         remedy = "free some space (`orch prune`), or set ORCH_HOME to a larger disk"
-        return [Finding(level=Level.WARNING, what=f"only {free / 1e6:.0f} MB are free under {home}", remedy=remedy)]
-    return [_ok(f"{home}: {free / 1e9:.0f} GB free")]
+        return [Finding(level=Level.WARNING, what=f"only {size(free)} are free under {home}", remedy=remedy)]
+    return [_ok(f"{home}: {size(free)} free")]
 
 
 def _privacy(settings: Settings, *, shared_memory: Path = SHARED_MEMORY) -> list[Finding]:
@@ -158,8 +158,8 @@ def _shared_memory(_: Settings) -> list[Finding]:
     free = shutil.disk_usage(SHARED_MEMORY).free
     if free < LOW_SHARED_MEMORY_BYTES:
         remedy = "in a container, start it with more: --shm-size=1g"
-        return [Finding(level=Level.WARNING, what=f"{SHARED_MEMORY} has only {free / 1e6:.0f} MB free", remedy=remedy)]
-    return [_ok(f"{SHARED_MEMORY}: {free / 1e9:.1f} GB free")]
+        return [Finding(level=Level.WARNING, what=f"{SHARED_MEMORY} has only {size(free)} free", remedy=remedy)]
+    return [_ok(f"{SHARED_MEMORY}: {size(free)} free")]
 
 
 def _limits(_: Settings) -> list[Finding]:
@@ -218,12 +218,12 @@ def _daemon(settings: Settings) -> list[Finding]:
 def _store(settings: Settings) -> list[Finding]:
     """Check the store, only without a daemon: opening takes the store's lock."""
     from orchestrator.store.errors import StoreError, damaged_sentence
-    from orchestrator.store.sqlite import SqliteStore
+    from orchestrator.store.store import Store
 
     if not settings.paths.store.exists():
         return []
     try:
-        with contextlib.closing(SqliteStore.open(settings.paths.store, reserve=None, reserve_bytes=0)) as store:
+        with contextlib.closing(Store.open(settings.paths.store, reserve=None, reserve_bytes=0)) as store:
             damaged = asyncio.run(store.damaged())
     except StoreError as error:
         return [

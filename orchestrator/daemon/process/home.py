@@ -1,4 +1,4 @@
-"""Prepares the daemon's home: private to its user, also where another umask left it open."""
+"""Reads the daemon's and the command line's settings; prepares the daemon's home: private to its user, also where another umask left it open."""
 
 from __future__ import annotations
 
@@ -8,18 +8,27 @@ import os
 import stat
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.api.errors import OrchError, RefusedError, error_from_json
+from orchestrator.api.errors import BadRequestError, OrchError, RefusedError, error_from_json
 from orchestrator.durable_files import sync_directory
 from orchestrator.private_files import NotPrivateError, make_private
+from orchestrator.spec.settings import Settings, SettingsError
 from orchestrator.store.disk import trouble_of
 from orchestrator.store.errors import disk_remedy, disk_sentence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from orchestrator.spec.paths import Paths
-    from orchestrator.spec.settings import Settings
+
+
+def load_settings(environ: Mapping[str, str]) -> Settings:
+    """Read the settings. Raises BadRequestError with every invalid variable."""
+    try:
+        return Settings.from_environ(environ)
+    except SettingsError as error:
+        raise BadRequestError(str(error), hint="unset the variable, or give it a value of that form") from error
+
 
 OTHERS: Final = 0o077
 PASS_THROUGH: Final = 0o011

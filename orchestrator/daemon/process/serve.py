@@ -31,9 +31,9 @@ from orchestrator.api.server.listeners import (
 from orchestrator.api.server.read_app import create_read_app, read_policy
 from orchestrator.api.transport.peer import is_stopped
 from orchestrator.daemon.bootstrap import build
+from orchestrator.daemon.jobs.tidying import release_start_reserve
 from orchestrator.daemon.process.home import prepare_home, write_failure
 from orchestrator.daemon.process.preflight import bind_read, check_options, place_of
-from orchestrator.daemon.start_reserve import release_start_reserve
 from orchestrator.private_files import PRIVATE_UMASK
 from orchestrator.runtime.cluster.connection import disarm_abort
 from orchestrator.runtime.cluster.head import ClusterError
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from orchestrator.api.launch import ServeOptions
     from orchestrator.api.page_links import PageLinks
     from orchestrator.api.server.control_socket import ControlSocket
-    from orchestrator.daemon.assembly import Parts
+    from orchestrator.daemon.bootstrap import Parts
     from orchestrator.spec.settings import Settings
 
 

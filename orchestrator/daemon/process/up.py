@@ -28,6 +28,7 @@ from orchestrator.daemon.process.preflight import check_options, check_ports
 from orchestrator.private_files import open_private
 from orchestrator.runtime.cluster.head import START_TRIES, start_seconds
 from orchestrator.store.lock import StoreLock
+from orchestrator.units import duration
 
 if TYPE_CHECKING:
     from orchestrator.api.launch import ServeOptions
@@ -78,7 +79,7 @@ class _Start:
                     pid = self._pid(health)
                     silent = health is None and isinstance(pid, int) and self._process is None
                     raise RefusedError(
-                        f"the daemon is not ready after {self._seconds:.0f} s"
+                        f"the daemon is not ready after {duration(self._seconds)}"
                         f" (process {pid}): {_reason(health)}\n{self._log_tail()}",
                         hint=kill_hint(int(pid)) if silent else "`orch doctor` looks for the reason",
                     )

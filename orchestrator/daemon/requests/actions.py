@@ -8,13 +8,14 @@ from orchestrator.api import views as v
 from orchestrator.api.errors import BadRequestError, RefusedError
 from orchestrator.api.protocol import Verb
 from orchestrator.core import events as ev
-from orchestrator.core.facts.requesters import ByHold, ByUser
+from orchestrator.core.facts.reasons import ByHold, ByUser
 from orchestrator.core.lifecycle.advance import FORCE_SECONDS, request_force, request_resume, request_stop
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.jobs.tidying import read_secrets
 from orchestrator.daemon.requests.submissions import disk_error
 from orchestrator.daemon.sharing import check_priority, check_queue
 from orchestrator.daemon.submitting.submission import prepare_rerun, spec_of_rerun
+from orchestrator.units import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -117,7 +118,7 @@ class JobActions:
             )
         elif not after.state.is_terminal:
             message = (
-                f"its processes are killed without time to save; if it has not ended in {FORCE_SECONDS:.0f} s,"
+                f"its processes are killed without time to save; if it has not ended in {duration(FORCE_SECONDS)},"
                 f" `orch cancel --force {job.id}` gives up its gang"
             )
         return v.ActionReply(job_id=job.id, state=after.state.value, message=message)

@@ -14,8 +14,7 @@ from orchestrator.api.errors import AmbiguousReferenceError, NotFoundError, Prob
 from orchestrator.api.matrix_views import MatrixJobView, MatrixView
 from orchestrator.api.protocol import Verb
 from orchestrator.api.views import ActionReply
-from orchestrator.core.facts.reasons import Cancelled, is_pruned
-from orchestrator.core.facts.requesters import ByMatrix
+from orchestrator.core.facts.reasons import ByMatrix, Cancelled, is_pruned
 from orchestrator.core.states import JobState
 from orchestrator.daemon.jobs.metrics_file import values_since
 from orchestrator.daemon.requests.actions import events_of
@@ -35,10 +34,9 @@ if TYPE_CHECKING:
     from orchestrator.daemon.loop import Loop
     from orchestrator.daemon.requests.actions import JobActions
     from orchestrator.daemon.requests.reader import JobReader
-    from orchestrator.daemon.search.files import StudyRecord
-    from orchestrator.daemon.search.searches import Searches
+    from orchestrator.daemon.searches import Searches, StudyRecord
     from orchestrator.runtime.pools import Pool
-    from orchestrator.store.port import Store
+    from orchestrator.store.store import Store
 
 KEPT_JOBS: Final = 10_000
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from orchestrator import trees
 from orchestrator.api import views as v
 from orchestrator.core.ids import JobId
-from orchestrator.daemon.start_reserve import keep_start_reserve
+from orchestrator.daemon.jobs.tidying import keep_start_reserve
 from orchestrator.daemon.submitting.under_way import REMOVED, remove_unaccepted
 from orchestrator.runtime.gangs.launching import checkpoint_dir
 from orchestrator.store.errors import UnreadableRecordError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from orchestrator.daemon.submitting.under_way import SubmissionsUnderWay
     from orchestrator.runtime.pools import Pool
     from orchestrator.spec.paths import Paths
-    from orchestrator.store.port import Store
+    from orchestrator.store.store import Store
 
 
 MEASURE_SECONDS: Final = 60.0

@@ -16,7 +16,7 @@ from orchestrator.core.states import JobState
 from orchestrator.daemon.loop import readable
 from orchestrator.spec.queues import QueueSpec, queue_problems
 from orchestrator.store.errors import StoreError
-from orchestrator.store.port import StoredQueueChange
+from orchestrator.store.records import StoredQueueChange
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from orchestrator.core.scheduler.shares import Shares
     from orchestrator.daemon.loop import Loop
     from orchestrator.runtime.pools import Pool
-    from orchestrator.store.port import Store
+    from orchestrator.store.store import Store
 
 SHOWN_STARTS: Final = 20
 

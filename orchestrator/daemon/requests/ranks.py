@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from orchestrator.api import views as v
 from orchestrator.api.errors import BadRequestError, RefusedError
@@ -13,39 +13,22 @@ from orchestrator.runtime.ranks.session_messages import PortRequest, SessionRefu
 from orchestrator.train.script.profiling import TraceRefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable
 
     from structlog.typing import FilteringBoundLogger
 
     from orchestrator.api.requests import ProfileRequest
     from orchestrator.api.service import Caller, SessionChannel
-    from orchestrator.core.diagnosis.health import RankLook
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
-    from orchestrator.runtime.gangs.rank_rpc import GangSession
+    from orchestrator.runtime.gangs.rank_rpc import GangCalls, GangSession
     from orchestrator.runtime.ranks.session_messages import SessionMessage, SessionOutput, SessionRequest
-
-
-class Ranks(Protocol):
-    """Requests to a running gang's ranks."""
-
-    async def trace(self, job: Job, rank: int, steps: int, seconds: float) -> bytes:
-        """Return a trace of a rank's next steps. Raises TraceRefusedError."""
-        ...
-
-    async def look(self, job: Job, *, stacks: bool, ranks: Sequence[int] | None = None) -> dict[int, RankLook]:
-        """Inspect each rank that answers."""
-        ...
-
-    async def note(self, job: Job, lines: Mapping[int, Sequence[str]]) -> None:
-        """Write lines to the ranks' logs."""
-        ...
 
 
 class RankInspection:
     """Inspects ranks. ``record`` returns a job's record by its id, and raises NoSuchJobError."""
 
-    def __init__(self, record: Callable[[JobId], Awaitable[Job]], ranks: Ranks) -> None:
+    def __init__(self, record: Callable[[JobId], Awaitable[Job]], ranks: GangCalls) -> None:
         self._record = record
         self._ranks = ranks
 
@@ -78,20 +61,10 @@ class RankInspection:
 Result = TypeVar("Result")
 
 
-class SessionRanks(Protocol):
-    """Opens sessions beside a running gang's ranks."""
-
-    async def open_session(self, job: Job, rank: int, request: SessionRequest) -> GangSession:
-        """Open a command or a connection beside a rank. Raises SessionRefusedError."""
-        ...
-
-
 class JobSessions:
     """Opens sessions. ``record`` returns a job's record by its id, and raises NoSuchJobError."""
 
-    def __init__(
-        self, record: Callable[[JobId], Awaitable[Job]], ranks: SessionRanks, log: FilteringBoundLogger
-    ) -> None:
+    def __init__(self, record: Callable[[JobId], Awaitable[Job]], ranks: GangCalls, log: FilteringBoundLogger) -> None:
         self._record, self._ranks, self._log = record, ranks, log
 
     async def open(self, job_id: JobId, rank: int, request: SessionRequest, caller: Caller) -> SessionChannel:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import structs
 
@@ -14,26 +14,23 @@ from orchestrator.api import views as v
 from orchestrator.api.errors import DiskFailedError, DiskFullError, OrchError, RefusedError
 from orchestrator.api.matrix_views import CombinationView
 from orchestrator.api.requests import RemoteSubmitRequest
-from orchestrator.core.scheduler.conditions import check, hindrance
+from orchestrator.core.scheduler.live_jobs import check, hindrance
 from orchestrator.core.scheduler.outlook import outlook_of
-from orchestrator.core.scheduler.placement import capacity, place
-from orchestrator.core.scheduler.reservations import closed_to, nodes_at
-from orchestrator.core.scheduler.resources import free_on
+from orchestrator.core.scheduler.placement import capacity, closed_to, free_on, nodes_at, place
 from orchestrator.core.scheduler.scheduler import State, reserved_for, shares_of, waiting_order
 from orchestrator.core.states import JobState
-from orchestrator.daemon.jobs import workdir_archive as snapshot
-from orchestrator.daemon.jobs.interpreter import torch_notes
 from orchestrator.daemon.jobs.prerequisites import own_name_by_id, prerequisite_states, resolve
 from orchestrator.daemon.jobs.views import left_out_notes, left_out_view
-from orchestrator.daemon.search.files import SearchFiles, plan_of
+from orchestrator.daemon.searches import SearchFiles, plan_of
 from orchestrator.daemon.sharing import QueueLimits, check_queue
-from orchestrator.daemon.submitting import checking, submission
+from orchestrator.daemon.submitting import archives, submission
+from orchestrator.daemon.submitting.archives import Uploads
+from orchestrator.daemon.submitting.submission import torch_notes
 from orchestrator.daemon.submitting.under_way import mark_accepted
-from orchestrator.daemon.submitting.uploads import Uploads
 from orchestrator.store import errors as store_errors
 from orchestrator.store.disk import trouble_of
-from orchestrator.store.port import DiskTrouble
-from orchestrator.units import plural
+from orchestrator.store.records import DiskTrouble
+from orchestrator.units import plural, size
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -44,11 +41,14 @@ if TYPE_CHECKING:
     from orchestrator.core import events as ev
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.loop import Loop
+    from orchestrator.daemon.metrics import Metering
+    from orchestrator.daemon.nodes.care import LoopNodes
+    from orchestrator.daemon.stopping import StopRequest
     from orchestrator.daemon.submitting.under_way import SubmissionsUnderWay, UnderWay
     from orchestrator.runtime.pools import Pool
     from orchestrator.spec.model import JobSpec
     from orchestrator.spec.settings import Settings
-    from orchestrator.store.port import Store
+    from orchestrator.store.store import Store
 
 
 def placement(asked: Job, state: State, now: float) -> dict[str, Any]:
@@ -92,34 +92,6 @@ def placement(asked: Job, state: State, now: float) -> dict[str, Any]:
 READY_SECONDS: Final = 120.0  # less than the client waits; Ray's head takes a minute to start on a busy machine
 
 
-class Admission(Protocol):
-    """Decides whether a submission can be accepted now."""
-
-    def refuse(self) -> None:
-        """Raise DaemonStoppingError once the daemon is stopping."""
-        ...
-
-
-class Nodes(Protocol):
-    """The nodes, as far as submissions need them."""
-
-    async def wait(self, seconds: float) -> None:
-        """Wait until there are nodes. Raises DaemonStoppingError when they do not appear."""
-        ...
-
-
-class Counter(Protocol):
-    """Counts submissions."""
-
-    def submitted(self, seconds: float) -> None:
-        """Record the duration of a submission."""
-        ...
-
-    def commit_failed(self) -> None:
-        """Count a submission that could not be written."""
-        ...
-
-
 class Submissions:
     """Accepts jobs. ``blind_to`` returns nodes that do not see a directory; ``resume_path`` the checkpoint that a caller's reference means.
 
@@ -132,9 +104,9 @@ class Submissions:
         store: Store,
         settings: Settings,
         *,
-        admission: Admission,
-        nodes: Nodes,
-        counter: Counter,
+        admission: StopRequest,
+        nodes: LoopNodes,
+        counter: Metering,
         blind_to: Callable[[str], Awaitable[list[str]]],
         resume_path: Callable[[str, Caller, UnderWay], Awaitable[str]],
         pool: Pool,
@@ -187,7 +159,7 @@ class Submissions:
 
     async def _submit(self, request: SubmitRequest, caller: Caller) -> v.SubmitReply:
         began = time.perf_counter()
-        checked = await self.pool.run(checking.check, request)
+        checked = await self.pool.run(submission.check, request)
         first = checked[0]
         missing = tuple(name for name in first.spec.secrets if name not in request.secrets)
         if missing:
@@ -225,7 +197,7 @@ class Submissions:
         return replace(reply, notes=(*reply.notes, *first.notes, *notes))
 
     async def _prepare(
-        self, checked: Sequence[checking.Checked], request: SubmitRequest, caller: Caller, under_way: UnderWay
+        self, checked: Sequence[submission.Checked], request: SubmitRequest, caller: Caller, under_way: UnderWay
     ) -> list[ev.JobSubmitted]:
         """Lay out the files of new jobs. Raises the reason of a refusal, OSError."""
         self.refuse_when_full()
@@ -276,7 +248,7 @@ class Submissions:
         """Raise DiskFullError or DiskFailedError where the disk takes no other job."""
         disk, home = self._store.disk(), self._settings.home
         if disk.trouble is DiskTrouble.FULL:
-            raise DiskFullError(f"only {disk.free_bytes / 1e6:.0f} MB are free under {home}")
+            raise DiskFullError(f"only {size(disk.free_bytes)} are free under {home}")
         if disk.trouble is not None:
             raise _refusal(disk.trouble, home)
 
@@ -286,11 +258,11 @@ class Submissions:
             return await self._plan(asked, caller)
 
     async def _plan(self, request: SubmitRequest, caller: Caller) -> v.PlanReply:
-        every = await self.pool.run(checking.check, request)
+        every = await self.pool.run(submission.check, request)
         checked = every[0]
         await self._nodes.wait(READY_SECONDS)
-        files, size, left_out = (
-            (0, 0, None) if checked.directory is None else await self.pool.run(snapshot.measure, checked.directory)
+        files, size_bytes, left_out = (
+            (0, 0, None) if checked.directory is None else await self.pool.run(archives.measure, checked.directory)
         )
         left_out_shown = left_out_view(left_out)
         notes = (
@@ -304,7 +276,7 @@ class Submissions:
             "python": checked.python,
             "working_dir": (checked.spec.working_dir or "") if request.upload else str(checked.directory or ""),
             "snapshot_files": files,
-            "snapshot_bytes": size,
+            "snapshot_bytes": size_bytes,
             "left_out": left_out_shown,
             "secrets": checked.spec.secrets,
             "combinations": _combinations(every),
@@ -319,7 +291,7 @@ class Submissions:
         placed = await self._placement(checked, request.source, caller.uid)
         return v.PlanReply(**reply, **placed, notes=notes)
 
-    async def _placement(self, checked: checking.Checked, source: str, uid: int) -> dict[str, Any]:
+    async def _placement(self, checked: submission.Checked, source: str, uid: int) -> dict[str, Any]:
         asked = submission.probe(checked, await self.prerequisites(checked.spec, source, uid))
         ended = await prerequisite_states(asked, self._loop.jobs, self._store)
         shares = self._loop.shares
@@ -387,7 +359,7 @@ def _reply(jobs: Sequence[Job], left_out: v.LeftOutView | None, *, created: bool
     )
 
 
-def _combinations(every: Sequence[checking.Checked]) -> tuple[CombinationView, ...]:
+def _combinations(every: Sequence[submission.Checked]) -> tuple[CombinationView, ...]:
     """Return the jobs that a matrix would create; none for a single job."""
     return tuple(
         CombinationView(index=one.cell.index, name=one.spec.name, values=dict(one.cell.values))

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.api.errors import BadRequestError
 from orchestrator.api.usage_views import UsageReport, UsageRow
-from orchestrator.core.usage import Use, use_between
+from orchestrator.core.goodput import Use, use_between
 from orchestrator.daemon.estimates import quality
 from orchestrator.store.errors import JobNotFoundError
-from orchestrator.store.paging import every_record
-from orchestrator.store.port import JobFilter
+from orchestrator.store.records import JobFilter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from orchestrator.daemon.loop import Loop
     from orchestrator.runtime.pools import Pool
     from orchestrator.spec.paths import Paths
-    from orchestrator.store.port import Store
+    from orchestrator.store.store import Store
 
 PAGE: Final = 100
 MOST_KEYS: Final = 4
@@ -99,7 +98,7 @@ class Usage:
 
     async def _used(self, job: Job, since: float, until: float) -> Used | None:
         try:
-            records = [pair async for pair in every_record(self._store, job.id)]
+            records = [pair async for pair in self._store.every_record(job.id)]
         except JobNotFoundError:  # pruned meanwhile
             return None
         use = use_between(records, since, until)

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.core.facts.gpus import GpuLost, Xid
+from orchestrator.core.facts.faults import GpuLost, Xid
 from orchestrator.gpu.sampler import Health
 from orchestrator.runtime import remote
 from orchestrator.runtime.deadline import within
@@ -18,7 +18,7 @@ from orchestrator.runtime.nodes.directories import exporter_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from orchestrator.core.facts.gpus import GpuFault
+    from orchestrator.core.facts.faults import GpuFault
     from orchestrator.gpu.exporter import GpuStatus
     from orchestrator.runtime.cluster.connection import RayConnection
     from orchestrator.runtime.cluster.nodes import NodeRegistry

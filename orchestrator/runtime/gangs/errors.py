@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.core.facts.gangs import ActorLost, ActorNotPlaced, EnvironmentFailed, NodeLost, RecordRestored
+from orchestrator.core.facts.faults import ActorLost, ActorNotPlaced, EnvironmentFailed, NodeLost, RecordRestored
 from orchestrator.runtime.ranks.rank_events import StaleAttemptError
 from orchestrator.runtime.remote import InvalidMessageError
 
 if TYPE_CHECKING:
-    from orchestrator.core.facts.gangs import GangFault
+    from orchestrator.core.facts.faults import GangFault
 
 
 ERROR_CHARACTERS: Final = 600

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator import clock
 from orchestrator.core import events as ev
-from orchestrator.core.facts.gangs import HeadLost
+from orchestrator.core.facts.faults import HeadLost
 from orchestrator.core.facts.notes import NodeUnreachable, Reachable
-from orchestrator.core.lifecycle.effects import CollectFiles, Effect, Ensure, KillRanks, ReleaseGang, StopRanks
+from orchestrator.core.lifecycle.advance import CollectFiles, Effect, Ensure, KillRanks, ReleaseGang, StopRanks
 from orchestrator.runtime.gangs.ending import Ender
 from orchestrator.runtime.gangs.errors import GangLostError, is_away
 from orchestrator.runtime.gangs.launching import Launcher

@@ -20,7 +20,7 @@ from orchestrator.checkpoint.repository.persister import StoreSettings
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
 from orchestrator.core import events as ev
 from orchestrator.core.facts import notes
-from orchestrator.core.facts.gangs import ActorLost, FilesNotSent, NodeLost, RecordRestored, StorageUnseen
+from orchestrator.core.facts.faults import ActorLost, FilesNotSent, NodeLost, RecordRestored, StorageUnseen
 from orchestrator.runtime.forkserver.masking import Masker
 from orchestrator.runtime.gangs.errors import GangLostError, NodeFilesError, NodeGoneError
 from orchestrator.runtime.gangs.rank_rpc import ask, noted

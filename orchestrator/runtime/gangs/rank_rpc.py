@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from orchestrator import clock
 from orchestrator.core import events as ev
-from orchestrator.core.facts.gangs import StoppedUnplaced
+from orchestrator.core.facts.faults import StoppedUnplaced
 from orchestrator.core.facts.notes import ActorEnded
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.gangs.errors import GangLostError, as_lost

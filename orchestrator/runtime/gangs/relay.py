@@ -16,7 +16,7 @@ from orchestrator.checkpoint.format import layout
 from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.signatures import missing_file
 from orchestrator.core.facts import notes
-from orchestrator.core.facts.gangs import RecordRestored
+from orchestrator.core.facts.faults import RecordRestored
 from orchestrator.core.facts.notes import RankUnreachable, Reachable, ReportLeftOut, StartedCold
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.gangs.errors import as_lost

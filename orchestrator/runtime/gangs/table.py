@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator import clock
-from orchestrator.core.facts.gangs import ActorMissing, HeadLost, NodeLost, ResourcesTaken, StoppedUnplaced
-from orchestrator.core.scheduler.resources import rank_size
+from orchestrator.core.facts.faults import ActorMissing, HeadLost, NodeLost, ResourcesTaken, StoppedUnplaced
+from orchestrator.core.scheduler.placement import rank_size
 from orchestrator.runtime import remote
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.node_clock import NodeClock

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from orchestrator.clock import SteadyClock
 from orchestrator.core import events
-from orchestrator.core.facts.gangs import ActorMissing, ActorNotPlaced, NodeLost, StoppedUnplaced
-from orchestrator.core.scheduler.resources import rank_size
+from orchestrator.core.facts.faults import ActorMissing, ActorNotPlaced, NodeLost, StoppedUnplaced
+from orchestrator.core.scheduler.placement import rank_size
 from orchestrator.core.states import EndOrder
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.ranks.rank_events import FENCE_SECONDS, LEASE_SECONDS, RankEvent, StaleAttemptError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from orchestrator.core.cluster import Node
-    from orchestrator.core.facts.gangs import GangFault
+    from orchestrator.core.facts.faults import GangFault
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.core.states import StopScope

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from orchestrator.core.facts import gangs as causes
+from orchestrator.core.facts import faults as causes
 from orchestrator.core.ids import JobId
 from orchestrator.core.states import StopScope
 from orchestrator.runtime.memory.cluster import KILLED, Exit

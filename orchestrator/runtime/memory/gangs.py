@@ -11,9 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.gangs import ActorLost, HeadLost, RecordRestored
+from orchestrator.core.facts.faults import ActorLost, HeadLost, RecordRestored
 from orchestrator.core.facts.notes import CheckpointQuarantined, NodeUnreachable, Reachable
-from orchestrator.core.lifecycle.effects import CollectFiles, Ensure, KillRanks, ReleaseGang, StopRanks
+from orchestrator.core.lifecycle.advance import CollectFiles, Ensure, KillRanks, ReleaseGang, StopRanks
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.gangs.relay import exited
 from orchestrator.runtime.memory.cluster import NoAnswerError, Saved
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
-    from orchestrator.core.lifecycle.effects import Effect
+    from orchestrator.core.lifecycle.advance import Effect
     from orchestrator.runtime.memory.cluster import Greeting, MemoryActor, MemoryCluster, MemoryNode, Network, News
     from orchestrator.runtime.ranks.rank_events import RankEvent
 

@@ -25,7 +25,7 @@ from typing import Final
 
 from orchestrator import __version__
 from orchestrator.core.facts.fact import Fact
-from orchestrator.core.facts.nodes import (
+from orchestrator.core.facts.faults import (
     DevicesFailed,
     DevicesSilent,
     DeviceWrong,

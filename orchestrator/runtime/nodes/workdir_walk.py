@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from orchestrator.core.events import LeftOut
 from orchestrator.spec.globs import GlobError, Globs
 from orchestrator.spec.plain_files import read_plain
+from orchestrator.units import size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -141,13 +142,13 @@ class LeftOutCount:
                     with os.scandir(entry.path) as inside:
                         stack += [(e, f"{relative}/{e.name}") for e in islice(inside, self.most + 1)]
                     continue
-                size = entry.stat(follow_symlinks=False).st_size
+                length = entry.stat(follow_symlinks=False).st_size
             except OSError:
                 continue  # it would be excluded anyway
             self.files += 1
-            self.size_bytes += size
+            self.size_bytes += length
             self.by.add(by)
-            self.largest = sorted([*self.largest, (-size, relative)])[:NAMED_LEFT_OUT]
+            self.largest = sorted([*self.largest, (-length, relative)])[:NAMED_LEFT_OUT]
 
     def counts(self) -> LeftOut | None:
         """Return the counts; None where nothing was excluded and no link leads out."""
@@ -244,12 +245,12 @@ def _beside(path: str) -> str:
 
 def refuse_too_large(directory: Path, found: Sequence[Found], max_bytes: int) -> int:
     """Return the size of all files in bytes. Raises WorkdirError where it exceeds ``max_bytes``."""
-    size = sum(f.status.st_size for f in found if stat.S_ISREG(f.status.st_mode))
-    if size > max_bytes:
+    total = sum(f.status.st_size for f in found if stat.S_ISREG(f.status.st_mode))
+    if total > max_bytes:
         largest = sorted(found, key=lambda f: -f.status.st_size)[:3]
-        names = ", ".join(f"{f.relative} ({f.status.st_size / 1e6:.0f} MB)" for f in largest)
+        names = ", ".join(f"{f.relative} ({size(f.status.st_size)})" for f in largest)
         raise WorkdirError(
-            f"working_dir {directory} holds {size / 1e6:.0f} MB, the limit is {max_bytes / 1e6:.0f} MB; list data in"
+            f"working_dir {directory} holds {size(total)}, the limit is {size(max_bytes)}; list data in"
             f" .gitignore and read it from its own place. Largest: {names}"
         )
-    return size
+    return total

@@ -18,9 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core.diagnosis.signatures import taken_port
 from orchestrator.core.events import MemoryUse
-from orchestrator.core.facts.gpus import Xid
-from orchestrator.core.facts.memory import KernelMessage, OomCount, OomKill
-from orchestrator.core.facts.rank_ends import PortTaken
+from orchestrator.core.facts.faults import KernelMessage, OomCount, OomKill, PortTaken, Xid
 from orchestrator.core.states import EndOrder, OutOf, StopScope
 from orchestrator.runtime.ranks.process_inspector import ProcessWatch
 

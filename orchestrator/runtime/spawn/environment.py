@@ -9,7 +9,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.spec.fields.rules import looks_secret, set_by_orch
+from orchestrator.spec.fields import looks_secret, set_by_orch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

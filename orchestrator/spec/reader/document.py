@@ -3,23 +3,41 @@
 Built from the parser's events, not by a loader: no tag ever creates an object, and depth and size are bounded while the
 text is read, before anything is built from it. Scalars stay as written, so that the key that holds `no`, `1_000` or
 `12:30` can interpret it. Must not name any key of job.yaml.
+
+Also changes of the tree before it is read: `--set a.b=c` of a command line, and `env: {pass: [...]}`, variables of the submitter's
+environment by name and by pattern. That list is taken out, so that a spec and its stored form hold plain variables only; `pass` with a
+text is a variable of that name.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import yaml
 from yaml.resolver import Resolver
 
-from orchestrator.spec.fields.nodes import ListNode, MapNode, Mark, Node, ScalarKind, ScalarNode, kind_of
-from orchestrator.spec.problems import Problem, SpecError, quoted
+from orchestrator.spec.fields import (
+    ENV_PATTERN,
+    ListNode,
+    MapNode,
+    Mark,
+    Node,
+    ScalarKind,
+    ScalarNode,
+    kind_of,
+    looks_secret,
+    set_by_orch,
+)
+from orchestrator.spec.model import LIST_KEY, MOST_PATTERNS, PASS_PATTERN
+from orchestrator.spec.problems import BadValueError, Problem, SpecError, dotted, quoted, shown
 from orchestrator.spec.source import MAX_JOB_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
 MAX_DEPTH = 32
 """Deepest nesting. job.yaml itself needs six levels; the rest is for `trainer`."""
@@ -226,3 +244,225 @@ class _Builder:
             else:
                 entries[key.text] = (key, value)
         return MapNode(entries=tuple(entries.values()), mark=frame.mark)
+
+
+_KEY_END = re.compile(r"(?<!\\)=")
+_STEP_END = re.compile(r"(?<!\\)\.")
+_MAX_STEPS = 16
+
+
+def apply_overrides(root: MapNode, overrides: Sequence[str], problems: list[Problem]) -> MapNode:
+    r"""Set each `path=value` in turn; what cannot be set is added to `problems`.
+
+    The value is read as YAML: a scalar, or a list or mapping in brackets. Where the key takes text, or it is neither,
+    it counts as typed, since users rarely quote twice on a command line. Lists take positions (`notify.0.url=...`); `\.` is a dot inside a key.
+    """
+    tree: Node = root
+    for override in overrides:
+        source = f"--set {shown(override)}"
+        try:
+            steps, text = _split(override)
+            tree = _set(tree, steps, _value(text, source, problems))
+        except SpecError as error:
+            problems.extend(error.problems)
+        except BadValueError as error:
+            problems.append(Problem(line=0, column=0, path="", message=error.message, hint=error.hint, source=source))
+    return tree if isinstance(tree, MapNode) else root
+
+
+def _split(override: str) -> tuple[list[str], str]:
+    equals = _KEY_END.search(override)
+    if equals is None:
+        raise BadValueError("there is no `=`", "write --set resources.num_workers=4")
+    steps = [step.replace("\\.", ".").replace("\\=", "=") for step in _STEP_END.split(override[: equals.start()])]
+    if not all(step and step.isprintable() for step in steps) or len(steps) > _MAX_STEPS:
+        raise BadValueError("the part before `=` is not a key", "write keys joined by dots: resources.num_workers")
+    return steps, override[equals.end() :]
+
+
+def _value(text: str, source: str, problems: list[Problem]) -> Node:
+    as_text = ScalarNode(text=text, kind="text", mark=Mark(source=source), as_typed=True)
+    collection = text.lstrip()[:1] in ("[", "{")
+    found: list[Problem] = []
+    try:
+        node = compose(text, source=source, problems=found)
+    except SpecError as error:
+        if collection or not text.isprintable():
+            raise SpecError(dataclasses.replace(problem, line=0, column=0) for problem in error.problems) from error
+        return as_text
+    if node is None:
+        return dataclasses.replace(as_text, kind="null")
+    if isinstance(node, ScalarNode) and not found:
+        return dataclasses.replace(node, mark=as_text.mark, as_typed=True)
+    if not collection:  # such as `a: b`, which YAML takes for a mapping
+        return as_text
+    problems.extend(dataclasses.replace(problem, line=0, column=0) for problem in found)
+    return _at(node, as_text.mark)
+
+
+def _at(node: Node, mark: Mark) -> Node:
+    """Give every node below the same mark, because a position within an argument is of little use."""
+    match node:
+        case ScalarNode():
+            return dataclasses.replace(node, mark=mark)
+        case ListNode():
+            return ListNode(items=tuple(_at(item, mark) for item in node.items), mark=mark)
+        case MapNode():
+            entries = tuple((dataclasses.replace(key, mark=mark), _at(value, mark)) for key, value in node.entries)
+            return MapNode(entries=entries, mark=mark)
+
+
+def _set(node: Node | None, steps: Sequence[str], value: Node) -> Node:
+    """Return the tree with one value replaced or added; the given tree stays as it is."""
+    if not steps:
+        return value
+    step, rest = steps[0], steps[1:]
+    if isinstance(node, ListNode):
+        if not step.isdecimal() or int(step[:9]) > len(node.items):
+            raise BadValueError(
+                f"{shown(step)} is not a position in a list of {len(node.items)}", "positions count from 0"
+            )
+        items = list(node.items)
+        index = int(step[:9])
+        below = _set(items[index] if index < len(items) else None, rest, value)
+        return ListNode(items=(*items[:index], below, *items[index + 1 :]), mark=node.mark)
+    if isinstance(node, MapNode):
+        entries = {key.text: (key, old) for key, old in node.entries}
+        key, old = entries.get(step, (ScalarNode(text=step, kind="text", mark=value.mark), None))
+        entries[step] = (key, _set(old, rest, value))
+        return MapNode(entries=tuple(entries.values()), mark=node.mark)
+    if isinstance(node, ScalarNode) and node.kind != "null":
+        raise BadValueError(
+            f"nothing can be set below {kind_of(node)}", "set the key itself, or remove it from the file"
+        )
+    if step == "0":
+        return ListNode(items=(_set(None, rest, value),), mark=value.mark)
+    key = ScalarNode(text=step, kind="text", mark=value.mark)
+    return MapNode(entries=((key, _set(None, rest, value)),), mark=value.mark)
+
+
+MOST_VARIABLES: Final = 200
+LONGEST_VALUE: Final = 65_536
+"""Characters of one value, and of all together: they travel in the request, beside the job file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassRequest:
+    """Variables that a file requests by ``patterns``, and the ``taken`` names, which it sets itself or as secrets."""
+
+    patterns: tuple[str, ...] = ()
+    taken: frozenset[str] = frozenset()
+    mark: Mark = field(default_factory=lambda: Mark(source=""))
+
+    def idle(self, values: Collection[str]) -> tuple[str, ...]:
+        """Return the patterns that match none of these names and none of the taken names."""
+        names = (*values, *self.taken)
+        return tuple(pattern for pattern in self.patterns if not any(_matches(name, pattern) for name in names))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """The variables that are passed, and those that match but are not: ``secret`` by their name, ``unusable`` by their value."""
+
+    values: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secret: tuple[str, ...] = ()
+    unusable: tuple[str, ...] = ()
+
+
+def split_request(root: MapNode, problems: list[Problem]) -> tuple[MapNode, PassRequest]:
+    """Return the tree without the list, and the list's request. Errors in its items are added to ``problems``."""
+    env = root.get("env")
+    listed = env.get(LIST_KEY) if isinstance(env, MapNode) else None
+    if not isinstance(env, MapNode) or not isinstance(listed, ListNode):
+        return root, PassRequest()
+    rest = MapNode(entries=tuple((key, value) for key, value in env.entries if key.text != LIST_KEY), mark=env.mark)
+    request = PassRequest(
+        patterns=_patterns(listed, problems),
+        taken=frozenset({key.text for key, _ in rest.entries} | _texts(root.get("secrets"))),
+        mark=listed.mark,
+    )
+    return _with_env(root, rest), request
+
+
+def _texts(node: Node | None) -> set[str]:
+    items = node.items if isinstance(node, ListNode) else ()
+    return {item.text for item in items if isinstance(item, ScalarNode)}
+
+
+def _patterns(listed: ListNode, problems: list[Problem]) -> tuple[str, ...]:
+    found: list[str] = []
+    if len(listed.items) > MOST_PATTERNS:
+        error = BadValueError(f"a list of {len(listed.items)} items", f"at most {MOST_PATTERNS}")
+        problems.append(_problem(error, listed.mark))
+    for index, item in enumerate(listed.items[:MOST_PATTERNS]):
+        try:
+            found.append(_another(PASS_PATTERN.read(item), found))
+        except BadValueError as error:
+            problems.append(_problem(error, item.mark, index))
+    return tuple(found)
+
+
+def _another(text: str, found: Sequence[str]) -> str:
+    if text in found:
+        raise BadValueError(f"{quoted(text)} occurs twice in the list", "remove one")
+    return text
+
+
+def _problem(error: BadValueError, mark: Mark, *index: int) -> Problem:
+    where = dotted(("env", LIST_KEY, *index))
+    return Problem(
+        line=mark.line, column=mark.column, path=where, message=error.message, hint=error.hint, source=mark.source
+    )
+
+
+def select(request: PassRequest, environ: Mapping[str, str]) -> Passed:
+    """Return the variables of an environment that a file requests, except those that it sets itself. Raises BadValueError."""
+    names = [name for name in environ if name not in request.taken and _asked(name, request.patterns)]
+    secret = tuple(sorted(name for name in names if looks_secret(name)))
+    values = {name: environ[name] for name in sorted(names) if name not in secret}
+    unusable = tuple(name for name, value in values.items() if not _usable(value))
+    values = {name: value for name, value in values.items() if name not in unusable}
+    if len(values) > MOST_VARIABLES:
+        message = f"env.{LIST_KEY} matches {len(values)} variables; at most {MOST_VARIABLES}"
+        raise BadValueError(message, "write names, or patterns that match less")
+    if (total := sum(map(len, values.values()))) > LONGEST_VALUE:
+        message = f"the variables of env.{LIST_KEY} have {total} characters; at most {LONGEST_VALUE}"
+        raise BadValueError(message, "write names, or patterns that match less; data belongs in files of working_dir")
+    return Passed(values=values, secret=secret, unusable=unusable)
+
+
+def _asked(name: str, patterns: Sequence[str]) -> bool:
+    if re.fullmatch(ENV_PATTERN, name) is None or set_by_orch(name):
+        return False
+    return any(_matches(name, p) for p in patterns)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern)
+
+
+def _usable(value: str) -> bool:
+    """Whether the value is text of a bounded length."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return len(value) <= LONGEST_VALUE and "\0" not in value
+
+
+def with_variables(root: MapNode, request: PassRequest, values: Mapping[str, str]) -> MapNode:
+    """Return the tree with these variables in ``env``, as text at the place of the list."""
+    if not values:
+        return root
+    env = root.get("env")
+    own = env.entries if isinstance(env, MapNode) else ()
+    added = tuple((_text(name, request.mark), _text(value, request.mark)) for name, value in values.items())
+    return _with_env(root, MapNode(entries=(*own, *added), mark=request.mark))
+
+
+def _text(text: str, mark: Mark) -> ScalarNode:
+    return ScalarNode(text=text, kind="text", mark=mark)
+
+
+def _with_env(root: MapNode, env: MapNode) -> MapNode:
+    return replace(root, entries=tuple((key, env if key.text == "env" else value) for key, value in root.entries))

@@ -1,4 +1,1 @@
-"""The store as rows of SQLite: schema and migrations, named statements, reads and writes on one connection.
-
-No thread and no lock here: ``store/sqlite.py`` has them. Begin with ``work.py`` and ``queries.py``; the SQL is in ``queries.sql``.
-"""
+"""The store as rows of SQLite: `requests.py` reads and writes them, `schema.py` opens, checks and migrates the file."""

@@ -426,7 +426,7 @@ def test_wait_gives_up_when_its_time_is_over(orch: Orch, served: ServedFake) -> 
 
 def test_progress_is_shown_in_the_table(orch: Orch, served: ServedFake, job: JobView) -> None:
     served.do(lambda service: service.set(job.id, progress=ProgressView(fraction=0.25, eta_seconds=60.0)))
-    assert "25% 1m00s left" in orch("status").out
+    assert "25% 1m left" in orch("status").out
 
 
 # -- prune

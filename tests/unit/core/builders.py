@@ -9,12 +9,11 @@ from msgspec.structs import replace
 
 from orchestrator.core import events as ev
 from orchestrator.core.cluster import Node
-from orchestrator.core.facts import gangs, gpus, memory, rank_ends
+from orchestrator.core.facts import faults
 from orchestrator.core.facts.codec import fact_from
-from orchestrator.core.facts.requesters import ByUser
+from orchestrator.core.facts.reasons import ByUser
 from orchestrator.core.ids import JobId
-from orchestrator.core.job.phases import LostGang
-from orchestrator.core.job.record import Job, Submission
+from orchestrator.core.job.record import Job, LostGang, Submission
 from orchestrator.core.lifecycle.fold import Change, change_of, fold, submitted
 from orchestrator.core.states import FailureClass, JobState, StopPurpose
 from orchestrator.spec.model import JobSpec, ResourcesSpec, WorkerResources
@@ -137,18 +136,18 @@ def exited(job: Job, rank: int = 0, **fields: Any) -> ev.RankExited:
 def cause(code: str, rank: int | None = 0) -> Fact:
     """Return a cause with this code."""
     known: dict[str, Fact] = {
-        "signal": rank_ends.ProcessSignal(rank=rank, signal=9),
-        "exception": rank_ends.PythonException(rank=rank, error_type="ValueError"),
-        "peer_lost": rank_ends.PeerLost(rank=rank),
-        "retry_exit_code": rank_ends.RetryExitCode(rank=rank, exit_code=75),
-        "gang_lost": gangs.ActorLost(rank=rank),
-        "gpu_lost": gpus.GpuLost(rank=rank),
-        "gpu_ecc": gpus.GpuEcc(rank=rank),
-        "gpu_xid": gpus.Xid(rank=rank, number=119),
-        "host_oom_kill": memory.OomKill(rank=rank),
-        "startup_timeout": gangs.StartupTimeout(limit_seconds=600.0),
-        "disk_full": rank_ends.DiskFull(rank=rank),
-        "stopped_from_outside": rank_ends.TerminatedFromOutside(rank=rank, signal=15),
+        "signal": faults.ProcessSignal(rank=rank, signal=9),
+        "exception": faults.PythonException(rank=rank, error_type="ValueError"),
+        "peer_lost": faults.PeerLost(rank=rank),
+        "retry_exit_code": faults.RetryExitCode(rank=rank, exit_code=75),
+        "gang_lost": faults.ActorLost(rank=rank),
+        "gpu_lost": faults.GpuLost(rank=rank),
+        "gpu_ecc": faults.GpuEcc(rank=rank),
+        "gpu_xid": faults.Xid(rank=rank, number=119),
+        "host_oom_kill": faults.OomKill(rank=rank),
+        "startup_timeout": faults.StartupTimeout(limit_seconds=600.0),
+        "disk_full": faults.DiskFull(rank=rank),
+        "stopped_from_outside": faults.TerminatedFromOutside(rank=rank, signal=15),
     }
     return known[code]
 

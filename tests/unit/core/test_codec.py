@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core import events as ev
 from orchestrator.core.codec import RecordError, from_bytes, misfits, to_bytes, usable
-from orchestrator.core.facts.rank_ends import ProcessSignal
+from orchestrator.core.facts.faults import ProcessSignal
 from orchestrator.core.states import JobState
 from orchestrator.core.stored import event_body, event_from, job_from_dict, job_to_dict
 from tests.support.records import replace

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core import events as ev
+from orchestrator.core.goodput import UNCOMMITTED, Use, use_between
 from orchestrator.core.lifecycle.fold import fold, submitted
-from orchestrator.core.usage import UNCOMMITTED, Use, use_between
 from tests.unit.core.builders import ID, T0, make_spec, pending, seats, started, submission
 
 if TYPE_CHECKING:

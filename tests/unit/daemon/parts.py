@@ -10,7 +10,8 @@ import structlog
 
 from orchestrator.api.service import Caller
 from orchestrator.daemon.loop import Loop
-from orchestrator.store.memory import MemoryStore
+from orchestrator.store.store import Store
+from tests.support.stores import new_store
 from tests.unit.core.builders import make_spec, submission
 
 if TYPE_CHECKING:
@@ -85,8 +86,8 @@ class Spawned:
 class Rounds:
     """A production loop on a store in memory, running inside the ``async with`` block."""
 
-    def __init__(self, store: MemoryStore | None = None) -> None:
-        self.store = store or MemoryStore()
+    def __init__(self, store: Store | None = None) -> None:
+        self.store = store or new_store()
         self.watchers: list[Callable[[Job], None]] = []
         self.loop = Loop(store=self.store, runtime=lambda: None, on_change=self._changed, on_end=self._changed, log=LOG)
 

@@ -11,8 +11,15 @@ import pytest
 from orchestrator.api.curve_views import ChartView, CurveQuery, CurvesView
 from orchestrator.core.diagnosis.observation import Pace
 from orchestrator.core.ids import JobId
-from orchestrator.daemon.curve_records import read_part, readings_of
-from orchestrator.daemon.curves import MOST_BYTES, Grid, chart, gpu_history, job_curves
+from orchestrator.daemon.curves import (
+    MOST_BYTES,
+    Grid,
+    chart,
+    gpu_history,
+    job_curves,
+    read_part,
+    readings_of,
+)
 from orchestrator.daemon.jobs import metrics_file
 from orchestrator.gpu.recording.job_record import COLUMNS, sampled_at
 from orchestrator.train.script.progress_reading import ProgressSnapshot

@@ -8,15 +8,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from orchestrator.core.facts.reasons import Cancelled
-from orchestrator.core.facts.requesters import ByForce
+from orchestrator.core.facts.reasons import ByForce, Cancelled
 from orchestrator.core.lifecycle.advance import FORCE_SECONDS, request_force
 from orchestrator.core.states import JobState
 from orchestrator.daemon.loop import Loop
 from orchestrator.runtime.memory import faults as f
 from orchestrator.runtime.memory.cluster import MemoryCluster, Script
 from orchestrator.runtime.memory.gangs import MemoryGangs
-from orchestrator.store.memory import MemoryStore
+from tests.support.stores import new_store
 from tests.unit.core.builders import ID, T0, make_spec, node, submission
 from tests.unit.daemon.parts import LOG
 
@@ -29,7 +28,7 @@ class World:
 
     def __init__(self, script: Script) -> None:
         self.cluster = MemoryCluster([node("a", gpus=4), node("b", gpus=0)], now=T0, script_of=lambda _: script)
-        self.store = MemoryStore()
+        self.store = new_store()
         self.start()
 
     def start(self) -> None:

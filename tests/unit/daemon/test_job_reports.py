@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import structlog
 
-from orchestrator.daemon.job_reports import JobReports
+from orchestrator.daemon.job_processes import JobReports
 from orchestrator.spec.paths import Paths
 from tests.support.stack import PATIENCE_SECONDS
 

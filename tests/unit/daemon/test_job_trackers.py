@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from orchestrator.core.states import JobState
-from orchestrator.daemon.job_trackers import JobTrackers
+from orchestrator.daemon.job_processes import JobTrackers
 from orchestrator.daemon.jobs.tidying import write_secrets
 from orchestrator.spec.job import parse_job
 from orchestrator.spec.model import JobSpec

@@ -10,13 +10,13 @@ import pytest
 import structlog
 
 from orchestrator.core.events import JobUpdated
-from orchestrator.core.facts.requesters import ByUser
-from orchestrator.core.lifecycle.advance import request_stop
-from orchestrator.core.lifecycle.effects import Ensure
+from orchestrator.core.facts.reasons import ByUser
+from orchestrator.core.lifecycle.advance import Ensure, request_stop
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.loop import Loop
 from orchestrator.store.errors import VersionConflictError
-from orchestrator.store.memory import MemoryStore
+from orchestrator.store.store import Store
+from tests.support.stores import new_store
 from tests.unit.core.builders import T0, chain, make_spec, node, submission
 
 if TYPE_CHECKING:
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from orchestrator.core.events import Event
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
-    from orchestrator.core.lifecycle.effects import Effect
+    from orchestrator.core.lifecycle.advance import Effect
     from orchestrator.core.lifecycle.fold import Change
     from orchestrator.daemon.ports import GangRuntime
 
 
-class SlowDisk(MemoryStore):
+class SlowDisk(Store):
     """A store that delays its writes until the test releases them."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
         self.asked = asyncio.Event()
         self.go_on = asyncio.Event()
 
@@ -48,7 +48,7 @@ class Daemon:
     """A loop on a slow disk with one queued job, and its notifications."""
 
     def __init__(self, runtime: Orders | None = None) -> None:
-        self.store = SlowDisk()
+        self.store = new_store(SlowDisk)
         self.changed: list[JobState] = []
         self.ended: list[JobId] = []
         self.loop = Loop(

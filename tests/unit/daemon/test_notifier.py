@@ -16,8 +16,7 @@ import pytest
 import structlog
 
 from orchestrator.clock import ClockReading
-from orchestrator.core.facts.reasons import Cancelled
-from orchestrator.core.facts.requesters import ByUser
+from orchestrator.core.facts.reasons import ByUser, Cancelled
 from orchestrator.core.states import JobState
 from orchestrator.daemon.web_hooks import (
     EACH_AT_ONCE,
@@ -28,7 +27,7 @@ from orchestrator.daemon.web_hooks import (
     signing_key,
 )
 from orchestrator.spec.model import NotifySpec
-from orchestrator.store.sqlite import SqliteStore
+from orchestrator.store.store import Store
 from tests.unit.core.builders import ID, T0, finished, make_spec, submission
 from tests.unit.store.lives import write
 
@@ -83,11 +82,11 @@ def hook() -> Iterator[Hook]:
     server.server_close()
 
 
-def run(path: Path, case: Callable[[SqliteStore, Notifier], Awaitable[None]]) -> None:
+def run(path: Path, case: Callable[[Store, Notifier], Awaitable[None]]) -> None:
     """Run ``case`` with a new notifier on the store in ``path``."""
 
     async def life() -> None:
-        store = SqliteStore.open(path / "store.db", reserve=None)
+        store = Store.open(path / "store.db", reserve=None)
         try:
             async with asyncio.timeout(300):
                 await case(store, Notifier(store, path / "key", structlog.get_logger(), first_delay=0.05))
@@ -97,13 +96,13 @@ def run(path: Path, case: Callable[[SqliteStore, Notifier], Awaitable[None]]) ->
     asyncio.run(life())
 
 
-async def submit_and_end(store: SqliteStore, url: str, job_id: str = ID) -> None:
+async def submit_and_end(store: Store, url: str, job_id: str = ID) -> None:
     spec = make_spec(notify=(NotifySpec(url=url, on=("FAILED", "CANCELLED")),))
     job, _ = await store.submit(submission(spec, job_id=job_id, at=time.time()))
     await write(store, [finished(job, JobState.CANCELLED, at=time.time(), reason=Cancelled(by=ByUser(name="ada")))])
 
 
-async def until_told(store: SqliteStore, notifier: Notifier) -> None:
+async def until_told(store: Store, notifier: Notifier) -> None:
     """Run the notifier until no notice waits."""
     running = asyncio.create_task(notifier.run())
     while await store.due_notices(FOR_EVER, 1) != ([], None):  # noqa: ASYNC110 - another task empties it
@@ -116,7 +115,7 @@ def test_it_is_signed_and_sent_again_until_the_hook_takes_it(tmp_path: Path, hoo
     hook.script = [500, 429]
     before = int(time.time())
 
-    async def case(store: SqliteStore, notifier: Notifier) -> None:
+    async def case(store: Store, notifier: Notifier) -> None:
         await submit_and_end(store, hook.url)
         await until_told(store, notifier)
 
@@ -135,7 +134,7 @@ def test_it_is_signed_and_sent_again_until_the_hook_takes_it(tmp_path: Path, hoo
 
 
 def test_the_next_daemon_sends_what_the_last_could_not(tmp_path: Path, hook: Hook) -> None:
-    async def first(store: SqliteStore, notifier: Notifier) -> None:
+    async def first(store: Store, notifier: Notifier) -> None:
         await submit_and_end(store, hook.url)
         hook.script = [503]
         running = asyncio.create_task(notifier.run())
@@ -144,7 +143,7 @@ def test_the_next_daemon_sends_what_the_last_could_not(tmp_path: Path, hook: Hoo
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
-    async def second(store: SqliteStore, notifier: Notifier) -> None:
+    async def second(store: Store, notifier: Notifier) -> None:
         await until_told(store, notifier)
 
     run(tmp_path, first)
@@ -156,7 +155,7 @@ def test_the_next_daemon_sends_what_the_last_could_not(tmp_path: Path, hook: Hoo
 def test_a_redirect_or_a_refusal_is_final(tmp_path: Path, hook: Hook, status: int) -> None:
     hook.script = [status]
 
-    async def case(store: SqliteStore, notifier: Notifier) -> None:
+    async def case(store: Store, notifier: Notifier) -> None:
         await submit_and_end(store, hook.url)
         await until_told(store, notifier)
         assert await store.due_notices(FOR_EVER, 10) == ([], None)
@@ -166,7 +165,7 @@ def test_a_redirect_or_a_refusal_is_final(tmp_path: Path, hook: Hook, status: in
 
 
 def test_it_runs_until_cancelled_and_wakes_for_what_is_new(tmp_path: Path, hook: Hook) -> None:
-    async def case(store: SqliteStore, notifier: Notifier) -> None:
+    async def case(store: Store, notifier: Notifier) -> None:
         running = asyncio.create_task(notifier.run())
         await asyncio.sleep(0)
         await submit_and_end(store, hook.url)
@@ -185,7 +184,7 @@ def test_a_hook_that_does_not_answer_holds_up_no_other(tmp_path: Path, hook: Hoo
     thread = threading.Thread(target=hanging.serve_forever, args=(0.05,))
     thread.start()
 
-    async def case(store: SqliteStore, notifier: Notifier) -> None:
+    async def case(store: Store, notifier: Notifier) -> None:
         for number in range(60):
             await submit_and_end(store, hanging.url, job_id=f"stuck-{number:06}")
         await submit_and_end(store, hook.url, job_id="well-aaaaaa")
@@ -207,7 +206,7 @@ def test_a_hook_that_does_not_answer_holds_up_no_other(tmp_path: Path, hook: Hoo
 
 def test_a_hook_that_does_not_answer_is_left_at_the_deadline(hook: Hook) -> None:
     hook.script = [0]
-    with pytest.raises(HookError, match=r"no answer within 0\.2 s"):
+    with pytest.raises(HookError, match="no answer within 200ms"):
         asyncio.run(post(hook.url, b"{}", {}, seconds=0.2))
     assert not hook.hold.is_set(), "it has not answered since"
 
@@ -232,7 +231,7 @@ def test_the_key_is_made_once(tmp_path: Path) -> None:
 
 
 def test_it_gives_up_after_a_number_of_tries_whatever_the_clock_shows(tmp_path: Path, hook: Hook) -> None:
-    async def case(store: SqliteStore, notifier: Notifier) -> None:
+    async def case(store: Store, notifier: Notifier) -> None:
         await submit_and_end(store, hook.url)
         hook.script = [503] * MOST_TRIES
         for left in range(MOST_TRIES, 0, -1):

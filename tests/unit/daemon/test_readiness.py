@@ -13,9 +13,9 @@ from orchestrator.daemon.health import DaemonHealth, Endpoints, Readiness
 from orchestrator.runtime.pools import Pools
 from orchestrator.store.disk import MIN_FREE_BYTES
 from orchestrator.store.errors import disk_sentence
-from orchestrator.store.memory import MemoryStore
-from orchestrator.store.port import DamagedRecord, DiskStatus, DiskTrouble
-from orchestrator.store.sqlite import SqliteStore
+from orchestrator.store.records import DamagedRecord, DiskStatus, DiskTrouble
+from orchestrator.store.store import Store
+from tests.support.stores import new_store
 from tests.unit.daemon.parts import Rounds
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def test_parts_that_answer_are_not_named() -> None:
 
 def test_a_part_that_hangs_and_one_that_fails_are_named() -> None:
     problems = asked(store=works, loop=hangs, pool=fails)
-    assert problems == ["known", "loop gives no answer within 0.5 s", "pool does not work: the disk is gone"]
+    assert problems == ["known", "loop gives no answer within 500ms", "pool does not work: the disk is gone"]
 
 
 def test_a_pool_without_a_free_thread_is_not_ready() -> None:
@@ -67,12 +67,12 @@ def test_a_pool_without_a_free_thread_is_not_ready() -> None:
         finally:
             free.set()
 
-    assert asyncio.run(ask()) == ["the pool gives no answer within 0.5 s"]
+    assert asyncio.run(ask()) == ["the pool gives no answer within 500ms"]
 
 
 @pytest.mark.parametrize("pool", ["_readers", "writer"])
 def test_a_store_whose_thread_is_stuck_is_not_ready(tmp_path: Path, pool: str) -> None:
-    store = SqliteStore.open(tmp_path / "s", reserve=None, reserve_bytes=0, min_free_bytes=min(MIN_FREE_BYTES, 1))
+    store = Store.open(tmp_path / "s", reserve=None, reserve_bytes=0, min_free_bytes=min(MIN_FREE_BYTES, 1))
     stuck = threading.Event()
 
     class Stuck:
@@ -96,7 +96,7 @@ def test_a_store_whose_thread_is_stuck_is_not_ready(tmp_path: Path, pool: str) -
         return problems
 
     with contextlib.closing(store):
-        assert asyncio.run(ask()) == ["the store gives no answer within 0.5 s"]
+        assert asyncio.run(ask()) == ["the store gives no answer within 500ms"]
 
 
 @pytest.mark.parametrize("trouble", DiskTrouble)
@@ -104,7 +104,7 @@ def test_a_disk_that_takes_no_job_is_named_and_does_not_keep_the_daemon_from_sta
     tmp_path: Path, trouble: DiskTrouble
 ) -> None:
     async def look() -> tuple[bool, tuple[str, ...], list[str]]:
-        store, ready = MemoryStore(), asyncio.Event()
+        store, ready = new_store(), asyncio.Event()
         ready.set()
         store.disk = lambda: DiskStatus(free_bytes=1, reserve_present=True, trouble=trouble)  # type: ignore[method-assign]
         async with Rounds(store) as rounds:

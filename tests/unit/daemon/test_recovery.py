@@ -9,8 +9,8 @@ from typing import Any
 from orchestrator.core.lifecycle.fold import Change, fold
 from orchestrator.daemon.daemon import Recovery
 from orchestrator.daemon.nodes.quarantine import NodeQuarantine
-from orchestrator.store.memory import MemoryStore
-from orchestrator.store.port import StoredPlace
+from orchestrator.store.records import StoredPlace
+from tests.support.stores import new_store
 from tests.unit.core.builders import make_spec, started, submission
 from tests.unit.daemon.parts import LOG, Rounds
 
@@ -25,7 +25,7 @@ class Noted:
 
 def test_history_is_told_of_every_live_job_that_has_had_an_attempt() -> None:
     async def run() -> None:
-        store, quarantine, noted, told = MemoryStore(), NodeQuarantine(), Noted(), list[Any]()
+        store, quarantine, noted, told = new_store(), NodeQuarantine(), Noted(), list[Any]()
         for job_id in ("one-aaaaaa", "two-bbbbbb", "waits-cccccc"):
             job, _ = await store.submit(submission(make_spec(), job_id=job_id))
             if job_id != "waits-cccccc":

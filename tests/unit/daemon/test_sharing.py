@@ -10,15 +10,14 @@ import pytest
 from orchestrator.api.errors import RefusedError
 from orchestrator.core import events as ev
 from orchestrator.core.facts.findings import GpusUnused
-from orchestrator.core.scheduler.queues import Sharing
-from orchestrator.core.scheduler.use import Account
+from orchestrator.core.scheduler.shares import Account, Sharing
 from orchestrator.core.states import JobState
 from orchestrator.daemon.sharing import SharingState, check_queue, sharing_of
 from orchestrator.spec.model import AutoWorkers, ElasticWorkers, WorkerAdvice
 from orchestrator.spec.queues import parse_queues
 from orchestrator.spec.settings import Settings
-from orchestrator.store.memory import MemoryStore
 from tests.support.records import replace
+from tests.support.stores import new_store
 from tests.unit.core.builders import (
     T0,
     chain,
@@ -75,7 +74,7 @@ def test_since_when_the_gpus_of_a_job_are_idle_is_known_also_to_the_next_daemon(
 
 def test_what_ended_jobs_used_counts_after_a_restart() -> None:
     async def run() -> None:
-        store = MemoryStore()
+        store = new_store()
         job, _ = await store.submit(submission(make_spec(workers=2)))
         first = chain(job, started(job, at=T0 + 10))
         on = chain(first[-1].after, up(first[-1].after, at=T0 + 20))

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from orchestrator.spec.entrypoint import _COLD_PREFIXES
-from orchestrator.spec.fields.records import STATED, Key, Record, default_form
+from orchestrator.spec.fields import STATED, Key, Record, default_form
 from orchestrator.spec.job import parse_job
 from orchestrator.spec.problems import SpecError
 from orchestrator.spec.reader.reading import all_keys

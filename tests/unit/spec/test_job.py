@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.spec.job import from_dict, parse_job, to_dict
+from orchestrator.spec.job import from_dict, parse_job
 from orchestrator.spec.model import (
     Backoff,
     CheckpointSpec,
@@ -28,6 +28,7 @@ from orchestrator.spec.model import (
     WorkerResources,
 )
 from orchestrator.spec.problems import Problem, SpecError
+from orchestrator.spec.reader.reading import to_dict
 
 HEAD = "name: digits\nentrypoint: python train.py\n"
 FULL = r"""

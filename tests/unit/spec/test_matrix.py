@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.spec.entrypoint import parse_entrypoint
-from orchestrator.spec.fields.kinds import SCIENTIFIC
+from orchestrator.spec.fields import SCIENTIFIC
 from orchestrator.spec.job import parse_jobs
 from orchestrator.spec.matrix import unit_name
 from orchestrator.spec.model import MAX_MATRIX_JOBS

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.spec.entrypoint import Entrypoint, EntrypointError, parse_entrypoint
-from orchestrator.spec.fields.kinds import Positive
-from orchestrator.spec.job import from_dict, parse_job, to_dict
+from orchestrator.spec.fields import Positive
+from orchestrator.spec.job import from_dict, parse_job
 from orchestrator.spec.model import (
     Backoff,
     CheckpointSpec,
@@ -34,7 +34,7 @@ from orchestrator.spec.model import (
     WorkerResources,
 )
 from orchestrator.spec.problems import SpecError
-from orchestrator.spec.reader.reading import job_schema
+from orchestrator.spec.reader.reading import job_schema, to_dict
 from orchestrator.spec.reader.template import init_text
 from orchestrator.spec.units import format_duration
 

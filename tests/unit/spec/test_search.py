@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.spec.job import parse_jobs, parse_trial
+from orchestrator.spec.matrix import objectives_of, prunes
 from orchestrator.spec.problems import SpecError
-from orchestrator.spec.search import objectives_of, prunes
 
 FILE = """
 version: 1

@@ -1,4 +1,4 @@
-"""Stores to test: both kinds for the contract, and SQLite ones in a directory of the test's own."""
+"""Stores to test, in a directory of the test's own."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-from orchestrator.store.memory import MemoryStore
-from orchestrator.store.sqlite import SqliteStore
+from orchestrator.store.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
     from pathlib import Path
 
-    from orchestrator.store.port import Store
+    from orchestrator.store.store import Store
 
 T = TypeVar("T")
 
@@ -33,12 +32,12 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def open_store(path: Path) -> Iterator[Callable[..., SqliteStore]]:
+def open_store(path: Path) -> Iterator[Callable[..., Store]]:
     """Yield a function that opens the store at ``path``; stores that the test leaves open are closed."""
-    opened: list[SqliteStore] = []
+    opened: list[Store] = []
 
-    def opening(where: Path = path, **options: Any) -> SqliteStore:
-        store = SqliteStore.open(where, **{"reserve": None, "min_free_bytes": 0, **options})
+    def opening(where: Path = path, **options: Any) -> Store:
+        store = Store.open(where, **{"reserve": None, "min_free_bytes": 0, **options})
         opened.append(store)
         return store
 
@@ -48,15 +47,6 @@ def open_store(path: Path) -> Iterator[Callable[..., SqliteStore]]:
 
 
 @pytest.fixture
-def sqlite_store(open_store: Callable[..., SqliteStore]) -> SqliteStore:
-    """Return a new SQLite store."""
+def store(open_store: Callable[..., Store]) -> Store:
+    """Return a new store."""
     return open_store()
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest) -> Store:
-    """Return a new store of either kind."""
-    if request.param == "memory":
-        return MemoryStore()
-    found: SqliteStore = request.getfixturevalue("sqlite_store")
-    return found

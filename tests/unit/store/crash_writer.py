@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from orchestrator.core import events as ev
-from orchestrator.store.sqlite import SqliteStore
+from orchestrator.store.store import Store
 from tests.unit.core.builders import T0, started, submission
 from tests.unit.store import lives
 
@@ -25,7 +25,7 @@ def tell(text: str) -> None:
     os.write(1, f"{text}\n".encode())
 
 
-async def lead(store: SqliteStore, lane: str) -> None:
+async def lead(store: Store, lane: str) -> None:
     """Submit jobs for ever, lead each through its start, and write a note on three of them at once."""
     for turn in range(10**6):
         jobs: list[Job] = []
@@ -44,7 +44,7 @@ async def lead(store: SqliteStore, lane: str) -> None:
 
 
 async def write(path: Path) -> None:
-    store = SqliteStore.open(path, reserve=path.with_name("reserve"), reserve_bytes=65536, min_free_bytes=0)
+    store = Store.open(path, reserve=path.with_name("reserve"), reserve_bytes=65536, min_free_bytes=0)
     tell("open")
     await asyncio.gather(*(lead(store, f"{os.getpid()}-{lane}") for lane in range(4)))
 

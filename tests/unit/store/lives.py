@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
-    from orchestrator.store.port import Store
+    from orchestrator.store.store import Store
 
 
 async def add(store: Store, job_id: str, *, at: float = T0, spec: Any = None, **fields: Any) -> Job:

@@ -1,4 +1,4 @@
-"""The contract of every store: one suite, run against the SQLite store and the one in memory."""
+"""The contract of the store."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from orchestrator.store.errors import (
     StoreClosedError,
     VersionConflictError,
 )
-from orchestrator.store.paging import PAGE_EVENTS, every_event
-from orchestrator.store.port import FinishedCount, JobFilter, StoredPlace, StoredQueueChange
+from orchestrator.store.records import FinishedCount, JobFilter, StoredPlace, StoredQueueChange
+from orchestrator.store.store import PAGE_EVENTS
 from tests.support.records import replace
 from tests.unit.core.builders import (
     ID,
@@ -47,7 +47,7 @@ from tests.unit.store.lives import add, cancel, end, note, notes_of, run_it, wri
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from orchestrator.store.port import Store
+    from orchestrator.store.store import Store
 
     Run = Callable[..., Any]
 
@@ -466,7 +466,7 @@ def test_a_sound_store_has_nothing_wrong(store: Store, run: Run) -> None:
 
 def test_there_is_room(store: Store) -> None:
     status = store.disk()
-    assert status.accepts_submissions
+    assert status.trouble is None
     assert status.free_bytes > 0
 
 
@@ -554,7 +554,7 @@ def test_a_long_history_is_read_page_by_page(store: Store, run: Run) -> None:
     run(write(store, notes))
 
     async def numbers(after: int) -> list[int]:
-        return [stored.number async for stored in every_event(store, job.id, after=after)]
+        return [stored.number async for stored in store.every_event(job.id, after=after)]
 
     assert run(numbers(0)) == list(range(1, 2 * PAGE_EVENTS + 3))
     assert run(numbers(PAGE_EVENTS + 2)) == list(range(PAGE_EVENTS + 3, 2 * PAGE_EVENTS + 3))

@@ -20,7 +20,7 @@ from tests.support.stack import PATIENCE_SECONDS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from orchestrator.store.sqlite import SqliteStore
+    from orchestrator.store.store import Store
 
 ROOT = Path(__file__).parents[3]
 ROUNDS = 9
@@ -81,7 +81,7 @@ def check(path: Path, told: list[str]) -> None:
 
 
 def test_what_was_acknowledged_survives_any_kill(
-    writer: subprocess.Popen[str], open_store: Callable[..., SqliteStore], run: Callable[..., Any], tmp_path: Path
+    writer: subprocess.Popen[str], open_store: Callable[..., Store], run: Callable[..., Any], tmp_path: Path
 ) -> None:
     dice = random.Random(20261121)
     told: list[str] = []

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.store.backup import check_backup
 from orchestrator.store.errors import UnreadableRecordError
-from orchestrator.store.port import JobFilter
+from orchestrator.store.records import JobFilter
 from orchestrator.store.sql.schema import connect
 from tests.unit.store.lives import add, cancel
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from orchestrator.core.job.record import Job
-    from orchestrator.store.sqlite import SqliteStore
+    from orchestrator.store.store import Store
 
-    Open = Callable[..., SqliteStore]
+    Open = Callable[..., Store]
     Run = Callable[..., Any]
 
 DAMAGES = {

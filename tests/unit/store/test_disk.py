@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.store.disk import Disk
 from orchestrator.store.errors import DiskFullError
-from orchestrator.store.sqlite import SqliteStore
+from orchestrator.store.store import Store
 from tests.support import disks, warm
 from tests.unit.core.builders import ID, T0, chain, submission
 from tests.unit.store.lives import add, cancel, note, notes_of, write
@@ -46,9 +46,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def small_store(small_disk: Path) -> Iterator[SqliteStore]:
+def small_store(small_disk: Path) -> Iterator[Store]:
     """Open a store on the small disk, with a reserve of 1 MiB."""
-    store = SqliteStore.open(small_disk / "orch.db", reserve=small_disk / "reserve", **OPTIONS)
+    store = Store.open(small_disk / "orch.db", reserve=small_disk / "reserve", **OPTIONS)
     yield store
     store.close()
 
@@ -64,18 +64,18 @@ def fill(directory: Path) -> Path:
     return filler
 
 
-def notes(store: SqliteStore, run: Run, job: Job, count: int) -> None:
+def notes(store: Store, run: Run, job: Job, count: int) -> None:
     """Write ``count`` transitions, one commit each."""
     for n in range(count):
         run(write(store, [note(job, f"{n} {'x' * 500}")]))
 
 
-def test_new_jobs_are_refused_before_the_disk_is_full(small_store: SqliteStore, small_disk: Path, run: Run) -> None:
+def test_new_jobs_are_refused_before_the_disk_is_full(small_store: Store, small_disk: Path, run: Run) -> None:
     run(add(small_store, ID))
     (small_disk / "data").write_bytes(bytes(small_store.disk().free_bytes - MIB // 2))
     status = small_store.disk()
     assert 0 < status.free_bytes < MIB
-    assert (status.reserve_present, status.accepts_submissions) == (True, False)
+    assert (status.reserve_present, status.trouble is None) == (True, False)
     with pytest.raises(DiskFullError, match=r"no new job is accepted: free space .*orch prune"):
         run(add(small_store, "b-2"))
     assert [j.id for j in run(small_store.load_live())] == [ID]
@@ -84,14 +84,14 @@ def test_new_jobs_are_refused_before_the_disk_is_full(small_store: SqliteStore, 
 
 
 def test_a_lost_reply_is_repeated_even_when_nothing_new_is_accepted(
-    small_store: SqliteStore, small_disk: Path, run: Run
+    small_store: Store, small_disk: Path, run: Run
 ) -> None:
     job, _ = run(small_store.submit(submission()))
     fill(small_disk)
     assert run(small_store.submit(submission())) == (job, False)
 
 
-def test_running_jobs_go_on_when_the_disk_is_full(small_store: SqliteStore, small_disk: Path, run: Run) -> None:
+def test_running_jobs_go_on_when_the_disk_is_full(small_store: Store, small_disk: Path, run: Run) -> None:
     job = run(add(small_store, ID))
     filler = fill(small_disk)
     assert small_store.disk().free_bytes == 0
@@ -118,9 +118,7 @@ with open(sys.argv[1], "ab", buffering=0) as log:
 """
 
 
-def test_a_job_that_keeps_writing_does_not_take_the_reserve(
-    small_store: SqliteStore, small_disk: Path, run: Run
-) -> None:
+def test_a_job_that_keeps_writing_does_not_take_the_reserve(small_store: Store, small_disk: Path, run: Run) -> None:
     job = run(add(small_store, ID))
     fill(small_disk)
     # A separate process, as a job is: a thread would get a turn at every one of the store's system calls.
@@ -137,7 +135,7 @@ def test_a_job_that_keeps_writing_does_not_take_the_reserve(
 
 
 def test_when_the_reserve_is_spent_the_refusal_says_so_and_keeps_what_was_told(
-    small_store: SqliteStore, small_disk: Path, run: Run
+    small_store: Store, small_disk: Path, run: Run
 ) -> None:
     job = run(add(small_store, ID))
     filler = fill(small_disk)
@@ -152,9 +150,7 @@ def test_when_the_reserve_is_spent_the_refusal_says_so_and_keeps_what_was_told(
     assert run(small_store.job(ID)).version == 2 + told
 
 
-def test_in_one_group_new_jobs_wait_and_running_ones_go_on(
-    small_store: SqliteStore, small_disk: Path, run: Run
-) -> None:
+def test_in_one_group_new_jobs_wait_and_running_ones_go_on(small_store: Store, small_disk: Path, run: Run) -> None:
     # The check of free space passes and the disk fills before the commit: the error of the full disk must be handled.
     import asyncio
 
@@ -176,8 +172,8 @@ def test_in_one_group_new_jobs_wait_and_running_ones_go_on(
 
 
 def test_a_store_opens_on_a_full_disk_with_its_reserve(small_disk: Path, run: Run) -> None:
-    def opened() -> SqliteStore:
-        return SqliteStore.open(small_disk / "orch.db", reserve=small_disk / "reserve", **OPTIONS)
+    def opened() -> Store:
+        return Store.open(small_disk / "orch.db", reserve=small_disk / "reserve", **OPTIONS)
 
     store = opened()
     job = run(add(store, ID))
@@ -200,14 +196,14 @@ _GENERATION = """
 import asyncio, os, pathlib, sys
 from orchestrator.core import events as ev
 from orchestrator.core.facts.codec import fact_from
-from orchestrator.store.sqlite import SqliteStore
+from orchestrator.store.store import Store
 from tests.support.disks import fill
 from tests.unit.store.lives import write
 
 disk, end, number = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 
 async def main() -> None:
-    store = SqliteStore.open(disk / "orch.db", reserve=disk / "reserve", reserve_bytes=2**20, min_free_bytes=2**20)
+    store = Store.open(disk / "orch.db", reserve=disk / "reserve", reserve_bytes=2**20, min_free_bytes=2**20)
     fill(disk)
     (job,) = await store.load_live()
     for n in range(10):
@@ -226,7 +222,7 @@ asyncio.run(main())
 @pytest.mark.parametrize(("end", "kind"), [("close", "tmpfs"), ("kill", "ext4")])
 def test_one_daemon_after_another_goes_on_writing_on_a_full_disk(tmp_path: Path, run: Run, end: str, kind: str) -> None:
     with disks.small_disk(tmp_path, 16, kind=kind) as disk:
-        store = SqliteStore.open(disk / "orch.db", reserve=disk / "reserve", **OPTIONS)
+        store = Store.open(disk / "orch.db", reserve=disk / "reserve", **OPTIONS)
         run(add(store, ID))
         store.close()
         for number in range(3):
@@ -234,17 +230,15 @@ def test_one_daemon_after_another_goes_on_writing_on_a_full_disk(tmp_path: Path,
             done = warm.run(_GENERATION, str(disk), end, str(number), modules=warm.STORE)
             assert done.returncode == (9 if end == "kill" else 0), (number, done.stderr)
         (disk / "ballast").unlink()
-        store = SqliteStore.open(disk / "orch.db", reserve=disk / "reserve", **OPTIONS)
+        store = Store.open(disk / "orch.db", reserve=disk / "reserve", **OPTIONS)
         assert run(store.job(ID)).version == 1 + 3 * 10
         assert run(store.verify()) == []
-        assert store.disk().accepts_submissions
+        assert store.disk().trouble is None
         assert (disk / "reserve").stat().st_nlink == 1
         store.close()
 
 
-def test_what_is_held_on_a_disk_that_is_nearly_full_has_a_bound(
-    small_store: SqliteStore, small_disk: Path, run: Run
-) -> None:
+def test_what_is_held_on_a_disk_that_is_nearly_full_has_a_bound(small_store: Store, small_disk: Path, run: Run) -> None:
     job = run(add(small_store, ID))
     filler = fill(small_disk)
     notes(small_store, run, job, 3)
@@ -257,12 +251,12 @@ def test_without_reserve_or_room_it_does_not_open(small_disk: Path) -> None:
     fill(small_disk)
     before = sorted(p.name for p in small_disk.iterdir())
     with pytest.raises(DiskFullError, match="the store cannot be opened"):
-        SqliteStore.open(small_disk / "orch.db", reserve=small_disk / "reserve", **OPTIONS)
+        Store.open(small_disk / "orch.db", reserve=small_disk / "reserve", **OPTIONS)
     assert sorted(p.name for p in small_disk.iterdir() if p.suffix == ".db") == []
     assert set(before) <= {p.name for p in small_disk.iterdir()}
 
 
-def test_pruning_makes_room_on_a_full_disk(small_store: SqliteStore, small_disk: Path, run: Run) -> None:
+def test_pruning_makes_room_on_a_full_disk(small_store: Store, small_disk: Path, run: Run) -> None:
     for n in range(60):
         job = run(add(small_store, f"job-{n}", work_dir="/" + "x" * 10_000))
         run(cancel(small_store, job))
@@ -271,10 +265,10 @@ def test_pruning_makes_room_on_a_full_disk(small_store: SqliteStore, small_disk:
     status = small_store.disk()
     assert status.free_bytes > MIB
     assert status.reserve_present
-    assert status.accepts_submissions
+    assert status.trouble is None
 
 
-def test_a_backup_that_does_not_fit_leaves_nothing_behind(small_store: SqliteStore, small_disk: Path, run: Run) -> None:
+def test_a_backup_that_does_not_fit_leaves_nothing_behind(small_store: Store, small_disk: Path, run: Run) -> None:
     run(add(small_store, ID))
     fill(small_disk)
     with pytest.raises(DiskFullError, match="so there is no backup"):
@@ -291,8 +285,8 @@ def test_the_reserve_is_made_of_blocks_not_of_promises(tmp_path: Path) -> None:
 def test_without_a_reserve_only_the_threshold_counts(tmp_path: Path) -> None:
     generous = Disk(tmp_path / "orch.db", reserve=None, reserve_bytes=MIB, min_free_bytes=0)
     strict = Disk(tmp_path / "orch.db", reserve=None, reserve_bytes=MIB, min_free_bytes=2**62)
-    assert generous.status().accepts_submissions
-    assert not strict.status().accepts_submissions
+    assert generous.status().trouble is None
+    assert strict.status().trouble is not None
     assert not generous.give_up_piece()
 
 
@@ -301,13 +295,13 @@ import asyncio, pathlib, resource, sys
 from orchestrator.core import events as ev
 from orchestrator.core.facts.codec import fact_from
 from orchestrator.store.errors import DiskFullError
-from orchestrator.store.sqlite import SqliteStore
+from orchestrator.store.store import Store
 from tests.unit.store.lives import write
 
 path = pathlib.Path(sys.argv[1])
 
 async def main() -> None:
-    store = SqliteStore.open(path, reserve=path.with_name("reserve"), reserve_bytes=65536, min_free_bytes=0)
+    store = Store.open(path, reserve=path.with_name("reserve"), reserve_bytes=65536, min_free_bytes=0)
     (job,) = await store.load_live()
     log = path.with_name(path.name + "-wal")
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
@@ -332,9 +326,7 @@ asyncio.run(main())
 """
 
 
-def test_a_limit_on_file_sizes_is_met_like_a_full_disk(
-    open_store: Callable[..., SqliteStore], path: Path, run: Run
-) -> None:
+def test_a_limit_on_file_sizes_is_met_like_a_full_disk(open_store: Callable[..., Store], path: Path, run: Run) -> None:
     store = open_store()
     run(add(store, ID))
     store.close()

@@ -13,24 +13,24 @@ import pytest
 
 from orchestrator.store.disk import Disk, trouble_of
 from orchestrator.store.errors import DiskFullError, disk_remedy, disk_sentence
-from orchestrator.store.port import DiskTrouble
-from orchestrator.store.sqlite import SqliteStore
+from orchestrator.store.records import DiskTrouble
+from orchestrator.store.store import Store
 from tests.support import disks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Open = Callable[..., SqliteStore]
+    Open = Callable[..., Store]
     Run = Callable[..., Any]
 
 SUBMIT = """
 import asyncio, os, sys
 from pathlib import Path
-from orchestrator.store.sqlite import SqliteStore
+from orchestrator.store.store import Store
 from tests.unit.store.lives import add
 
 async def main():
-    store = SqliteStore.open(Path(sys.argv[1]), reserve=None, min_free_bytes=0)
+    store = Store.open(Path(sys.argv[1]), reserve=None, min_free_bytes=0)
     await add(store, "kept-aaaaaa")
     Path(os.environ["FAILING_COUNT"]).write_text(sys.argv[2].ljust(6))
     try:
@@ -78,7 +78,7 @@ def test_each_trouble_of_a_disk_has_its_own_sentence(tmp_path: Path) -> None:
 
 def test_a_disk_without_inodes_or_read_only_is_told_from_a_full_one(tmp_path: Path) -> None:
     with disks.small_disk(tmp_path, 200) as where:
-        SqliteStore.open(where / "store", reserve=None).close()
+        Store.open(where / "store", reserve=None).close()
         disk = Disk(where / "store", reserve=None, reserve_bytes=0, min_free_bytes=1)
         assert disk.status().trouble is None
         subprocess.run(["mount", "-o", "remount,nr_inodes=40", str(where)], check=True)
@@ -90,6 +90,6 @@ def test_a_disk_without_inodes_or_read_only_is_told_from_a_full_one(tmp_path: Pa
                 break
         assert disk.trouble() is DiskTrouble.NO_INODES
         with pytest.raises(DiskFullError, match="has no inodes left for new files"):
-            SqliteStore.open(where / "store", reserve=None)
+            Store.open(where / "store", reserve=None)
         subprocess.run(["mount", "-o", "remount,ro", str(where)], check=True)
         assert (disk.status().trouble, disk.trouble()) == (DiskTrouble.READ_ONLY, DiskTrouble.READ_ONLY)

@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.store.errors import StoreInUseError, StoreTooNewError, StoreUnreadableError
 from orchestrator.store.sql.schema import Migration, connect, known_migrations, migrate
-from orchestrator.store.sqlite import SqliteStore
+from orchestrator.store.store import Store
 from tests.support.stack import PATIENCE_SECONDS
 from tests.unit.core.builders import ID, submission
 from tests.unit.store.lives import add, run_it
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     Run = Callable[..., Any]
-    Open = Callable[..., SqliteStore]
+    Open = Callable[..., Store]
 
 MIGRATIONS = known_migrations()
 
@@ -37,7 +37,7 @@ def refused(path: Path, error: type[Exception], message: str, **options: Any) ->
     """Check that opening is refused with ``message``, and that every file is unchanged."""
     before = bytes_under(path.parent)
     with pytest.raises(error, match=message):
-        SqliteStore.open(path, reserve=None, **options)
+        Store.open(path, reserve=None, **options)
     assert bytes_under(path.parent) == before
 
 
@@ -54,8 +54,8 @@ def test_a_fresh_store_is_private_and_alone(open_store: Open, path: Path) -> Non
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_writing_is_durable_and_guarded(sqlite_store: SqliteStore, path: Path) -> None:
-    connection = sqlite_store._writer._connection
+def test_writing_is_durable_and_guarded(store: Store, path: Path) -> None:
+    connection = store._writer._connection
     values = {
         p: connection.execute(f"PRAGMA {p}").fetchone()[0] for p in ("journal_mode", "synchronous", "foreign_keys")
     }
@@ -126,7 +126,7 @@ class TestRefused:
     """Files that are not a store for this version: nothing is overwritten."""
 
     def make(self, path: Path) -> None:
-        SqliteStore.open(path, reserve=None, min_free_bytes=0).close()
+        Store.open(path, reserve=None, min_free_bytes=0).close()
 
     def test_a_store_of_a_newer_version(self, path: Path) -> None:
         self.make(path)
@@ -168,11 +168,11 @@ class TestRefused:
     def test_a_directory(self, path: Path) -> None:
         path.mkdir()
         with pytest.raises(StoreUnreadableError, match="Is a directory"):
-            SqliteStore.open(path, reserve=None)
+            Store.open(path, reserve=None)
 
     def test_a_directory_that_is_not_there(self, path: Path) -> None:
         with pytest.raises(StoreUnreadableError, match="No such file or directory"):
-            SqliteStore.open(path / "deeper" / "orch.db", reserve=None)
+            Store.open(path / "deeper" / "orch.db", reserve=None)
 
     @pytest.mark.parametrize("cut", [100, 5000, 20000])
     def test_a_store_that_was_cut_short(self, path: Path, open_store: Open, run: Run, cut: int) -> None:
@@ -201,23 +201,23 @@ class TestRefused:
         path.write_bytes(b"nonsense")
         refused(path, StoreUnreadableError, "not an SQLite database")
         path.unlink()
-        assert open_store().disk().accepts_submissions
+        assert open_store().disk().trouble is None
         assert sorted(p.suffix for p in path.parent.iterdir()) == [".db", ".db-shm", ".db-wal", ".lock"]
 
 
 class TestHeld:
     """One process at a time has the store open."""
 
-    def test_a_second_opening_is_refused_with_the_holders_pid(self, sqlite_store: SqliteStore, path: Path) -> None:
+    def test_a_second_opening_is_refused_with_the_holders_pid(self, store: Store, path: Path) -> None:
         with pytest.raises(StoreInUseError, match=f"process {os.getpid()}: stop that daemon") as caught:
-            SqliteStore.open(path, reserve=None)
+            Store.open(path, reserve=None)
         assert caught.value.pid == os.getpid()
-        assert sqlite_store.disk().reserve_present
+        assert store.disk().reserve_present
 
     def test_another_process_is_refused_until_the_first_has_let_go(self, open_store: Open, path: Path) -> None:
         code = (
-            "import sys, pathlib; from orchestrator.store.sqlite import SqliteStore;"
-            "s = SqliteStore.open(pathlib.Path(sys.argv[1]), reserve=None); print('held', flush=True); sys.stdin.read()"
+            "import sys, pathlib; from orchestrator.store.store import Store;"
+            "s = Store.open(pathlib.Path(sys.argv[1]), reserve=None); print('held', flush=True); sys.stdin.read()"
         )
         with subprocess.Popen(
             [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -226,10 +226,10 @@ class TestHeld:
                 assert holder.stdout is not None
                 assert holder.stdout.readline() == b"held\n"
                 with pytest.raises(StoreInUseError, match=f"process {holder.pid}"):
-                    SqliteStore.open(path, reserve=None)
+                    Store.open(path, reserve=None)
             finally:
                 holder.kill()
-        assert open_store().disk().accepts_submissions, "the kernel lets go for the dead"
+        assert open_store().disk().trouble is None, "the kernel lets go for the dead"
 
     def test_a_draft_that_a_dead_process_left_is_no_hindrance(self, open_store: Open, path: Path, run: Run) -> None:
         path.with_name("orch.db.new").write_bytes(b"half made")

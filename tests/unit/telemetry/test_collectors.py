@@ -11,8 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from orchestrator import catalogue as c
 from orchestrator.core import events as ev
-from orchestrator.core.facts.reasons import RanksSucceeded
-from orchestrator.core.facts.requesters import ByUser
+from orchestrator.core.facts.reasons import ByUser, RanksSucceeded
 from orchestrator.core.ids import JobId
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.telemetry.collectors import (

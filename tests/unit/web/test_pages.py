@@ -168,7 +168,7 @@ def test_a_job_with_its_attempts_log_and_checkpoints(browser: Browser) -> None:
     browser.service.write(job.id, "World", rank=1)
     browser.service.save(job.id, CheckpointView(step=300, at=1e9, path="/c/300"))
     text = browser.get(f"/jobs/{job.id}").text
-    assert "attempt 1: LOST, 1m00s" in text
+    assert "attempt 1: LOST, 1m" in text
     assert "node b was lost" in text
     assert "/c/300" in text
     assert "entrypoint: python train.py" in text

@@ -16,11 +16,10 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
-from orchestrator.spec.fields.kinds import Boolean, Duration, python_node, typed_node
-from orchestrator.spec.fields.records import keys_of
+from orchestrator.spec.fields import Boolean, Duration, keys_of, python_node, typed_node
 from orchestrator.spec.model import ElasticWorkers
 from orchestrator.spec.problems import BadValueError, Finding
-from orchestrator.spec.reader.key_aliases import unknown_key
+from orchestrator.spec.reader.reading import unknown_key
 from orchestrator.spec.trainer import TrainingMode, TrainingSettings
 from orchestrator.train.errors import ConfigError, fail_once
 from orchestrator.train.trainer.config import rules
@@ -28,7 +27,7 @@ from orchestrator.train.trainer.config import rules
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from orchestrator.spec.fields.records import Key
+    from orchestrator.spec.fields import Key
     from orchestrator.spec.model import JobSpec
 
 _ALIASES = {"use_fp16_allreduce": "fp16_compression", "reduce_bucket_size": "bucket_cap_mb"}

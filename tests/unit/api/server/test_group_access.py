@@ -12,7 +12,7 @@ import pytest
 from orchestrator.api.errors import BadRequestError, InvalidSpecError, RefusedError
 from orchestrator.api.requests import SubmitRequest
 from orchestrator.api.server.group_access import open_way
-from orchestrator.daemon.submitting.checking import check
+from orchestrator.daemon.submitting.submission import check
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to use a group of others")
 GROUP = grp.getgrgid(os.getgid()).gr_name

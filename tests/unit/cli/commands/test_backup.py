@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.spec.settings import Settings
 from orchestrator.store.sql.schema import known_migrations
-from orchestrator.store.sqlite import SqliteStore
+from orchestrator.store.store import Store
 from tests.unit.core.builders import ID
 from tests.unit.store.lives import add
 
@@ -31,7 +31,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     monkeypatch.setenv("ORCH_HOME", str(home))
-    store = SqliteStore.open(_record(home), reserve=None, min_free_bytes=0)
+    store = Store.open(_record(home), reserve=None, min_free_bytes=0)
     asyncio.run(add(store, ID))
     store.close()
     return home
@@ -42,7 +42,7 @@ def _record(home: Path) -> Path:
 
 
 def _jobs(home: Path) -> list[str]:
-    store = SqliteStore.open(_record(home), reserve=None, min_free_bytes=0)
+    store = Store.open(_record(home), reserve=None, min_free_bytes=0)
     try:
         return [job.id for job in asyncio.run(store.load_live())]
     finally:
@@ -66,7 +66,7 @@ def test_a_backup_is_written_checked_and_put_back_in_another_home(
 
 
 def test_a_backup_while_the_daemon_has_the_record_open(orch: Orch, home: Path, tmp_path: Path) -> None:
-    store = SqliteStore.open(_record(home), reserve=None, min_free_bytes=0)
+    store = Store.open(_record(home), reserve=None, min_free_bytes=0)
     try:
         asyncio.run(add(store, "b-2"))
         assert orch("backup", str(tmp_path / "copy.sqlite3")).code == 0

@@ -15,7 +15,7 @@ from orchestrator.api.errors import RefusedError, invalid_spec
 from orchestrator.api.launch import ServeOptions, UpReply
 from orchestrator.api.server.testing import serve_fake
 from orchestrator.api.views import PlanReply
-from orchestrator.spec.importing.command import name_for
+from orchestrator.spec.importing import name_for
 from orchestrator.spec.job import parse_job
 from orchestrator.spec.problems import SpecError
 from tests.unit.cli.conftest import JOB

@@ -158,7 +158,7 @@ def test_progress_in_all_its_forms() -> None:
     assert shown(progress=ProgressView(step=7)) == "step 7"
     assert shown(progress=ProgressView(step=7, phase="warm-up")) == "step 7 warm-up"
     assert shown(progress=ProgressView(fraction=0.5)) == "█████░░░░░  50%"
-    assert shown(progress=ProgressView(fraction=0.5, eta_seconds=0.001)) == "█████░░░░░  50% 1.0s left"
+    assert shown(progress=ProgressView(fraction=0.5, eta_seconds=0.001)) == "█████░░░░░  50% 1s left"
     assert shown(progress=PROGRESS, state="SUCCEEDED") == "██████▎░░░  63%", "what has ended has no time left"
     assert shown(progress=ProgressView(fraction=1.7)) == "██████████ 100%"
 

@@ -13,9 +13,8 @@ from orchestrator.core.diagnosis.diagnosis import Changes, Diagnosis, worst
 from orchestrator.core.diagnosis.observation import GpuSeen, JobSeen, RestartsSeen, SavesSeen, StallSeen
 from orchestrator.core.facts import findings as f
 from orchestrator.core.facts.codec import FACTS
-from orchestrator.core.facts.gpus import GpuLost, Xid
-from orchestrator.core.facts.hangs import Lateness, Sign, Stillness
-from orchestrator.core.facts.rank_ends import ExitCode
+from orchestrator.core.facts.faults import ExitCode, GpuLost, Xid
+from orchestrator.core.facts.findings import Lateness, Sign, Stillness
 from orchestrator.core.thresholds import MOST_FINDINGS
 from tests.support.records import replace
 

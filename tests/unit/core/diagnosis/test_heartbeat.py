@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.diagnosis.heartbeat import (
+from orchestrator.core.diagnosis.health import (
     FLOOR_SECONDS,
     LONGEST_TICK_SECONDS,
     PAUSE_SECONDS,

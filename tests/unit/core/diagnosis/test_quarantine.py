@@ -17,11 +17,9 @@ from orchestrator.core.diagnosis.quarantine import (
     weight,
 )
 from orchestrator.core.facts.codec import fact_from
-from orchestrator.core.facts.gpus import GpuFault, GpuLost, Xid
-from orchestrator.core.facts.nodes import RepeatedFailures
-from orchestrator.core.facts.rank_ends import PythonException
+from orchestrator.core.facts.faults import GpuFault, GpuLost, PythonException, RepeatedFailures, Xid
 from orchestrator.core.ids import JobId
-from orchestrator.core.scheduler.resources import free_on
+from orchestrator.core.scheduler.placement import free_on
 from orchestrator.core.states import FailureClass
 from tests.support.records import replace
 from tests.unit.core.builders import T0, after, cause, changed, exited, failed, failure, node, nodes, running

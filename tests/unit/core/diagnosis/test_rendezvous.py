@@ -7,7 +7,7 @@ import pytest
 from orchestrator.core.diagnosis.diagnosis import Diagnosis
 from orchestrator.core.diagnosis.health import Frame, RankLook, Thread, gathering
 from orchestrator.core.diagnosis.observation import JobSeen, StallSeen
-from orchestrator.core.facts.hangs import Lateness, Sign, Stillness
+from orchestrator.core.facts.findings import Lateness, Sign, Stillness
 
 C10D = "/venv/site-packages/torch/distributed/distributed_c10d.py"
 WAITING = (Frame("_new_process_group_helper", C10D, 2169), Frame("init_process_group", C10D, 1899))
@@ -74,7 +74,7 @@ def test_it_is_told_before_any_step_is_made(seen: Stillness, kind: str, after: f
         opened += [(2.0 * tick, one) for one in diagnosis.observe(JobSeen(stall=stall), 2.0 * tick, 0.0).opened]
     ((at, finding),) = opened
     assert (at, finding.kind, finding.rank) == (after, kind, seen.rank)
-    assert finding.sentence() == f"no sign of life for {after:.0f} s; {said}"
+    assert finding.sentence() == f"no sign of life for {after:.0f}s; {said}"
     assert finding.advice("digits-abc234")
 
 

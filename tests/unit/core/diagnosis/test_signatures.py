@@ -16,8 +16,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from orchestrator.core.diagnosis.signatures import missing_file
 from orchestrator.core.events import Exit
-from orchestrator.core.facts.gpus import Xid
-from orchestrator.core.facts.memory import KernelMessage, OomCount, OomKill
+from orchestrator.core.facts.faults import KernelMessage, OomCount, OomKill, Xid
 from orchestrator.core.lifecycle.failure import ClassifiedFailure, classify
 from orchestrator.core.states import FailureClass
 from tests.support.records import replace

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from orchestrator.core.codec import misfits
 from orchestrator.core.facts.codec import FACTS, fact_from
 from orchestrator.core.facts.fact import FactRecord, UnreadableFact
-from orchestrator.core.facts.gpus import Xid
+from orchestrator.core.facts.faults import Xid
 from tests.unit.core import strategies
 
 

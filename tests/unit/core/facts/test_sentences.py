@@ -9,13 +9,29 @@ from hypothesis import strategies as st
 from orchestrator.core.events import Failure
 from orchestrator.core.facts.codec import FACTS
 from orchestrator.core.facts.fact import Fact
-from orchestrator.core.facts.gangs import FilesNotSent, MaxDuration, StorageUnseen
-from orchestrator.core.facts.gpus import GpuFailing, GpuLost, GpuSilent, Quarantined, Xid
+from orchestrator.core.facts.faults import (
+    FilesNotSent,
+    GpuFailing,
+    GpuLost,
+    GpuSilent,
+    MaxDuration,
+    PythonException,
+    Quarantined,
+    RankEnd,
+    StorageUnseen,
+    Xid,
+)
 from orchestrator.core.facts.notes import PoliciesLeftOut
-from orchestrator.core.facts.rank_ends import PythonException, RankEnd
 from orchestrator.core.facts.reasons import (
     AwaitsNodes,
     BudgetSpent,
+    ByGrowth,
+    ByIdleReclaim,
+    ByLimit,
+    ByNodeDrain,
+    ByNodeReservation,
+    ByShutdown,
+    ByUser,
     DoesNotFit,
     MadeRoom,
     NodeReserved,
@@ -24,18 +40,14 @@ from orchestrator.core.facts.reasons import (
     NotEnoughFree,
     StopOrdered,
 )
-from orchestrator.core.facts.requesters import (
-    ByGrowth,
-    ByIdleReclaim,
-    ByLimit,
-    ByNodeDrain,
-    ByNodeReservation,
-    ByShutdown,
-    ByUser,
-)
 from orchestrator.core.states import FailureClass, StopPurpose
 from tests.support.records import replace
 from tests.unit.core import strategies
+
+
+@pytest.mark.parametrize("kind", sorted(FACTS))
+def test_every_fact_has_words(kind: str) -> None:
+    assert FACTS[kind].sentence is not Fact.sentence or FACTS[kind].words
 
 
 @settings(max_examples=80, deadline=None)
@@ -157,7 +169,7 @@ def test_the_words_of_a_fact(fact: Fact, words: str) -> None:
 
 def test_a_gpu_keeps_its_id_however_long_the_words_of_a_program_are() -> None:
     fact = Xid(rank=0, gpu_uuid="GPU-1234", number=79, seconds_before=2.0)
-    assert fact.sentence() == "rank 0: its GPU went away (gpu GPU-1234: Xid 79, 2 s before)"
+    assert fact.sentence() == "rank 0: its GPU went away (gpu GPU-1234: Xid 79, 2s before)"
     long = PythonException(rank=0, error_type="ValueError", said="x" * 5000)
     assert len(long.sentence()) < 300
     assert len(long.said) == 5000
@@ -178,10 +190,10 @@ def test_a_failure_says_why_it_is_not_tried_again_and_what_became_of_the_log_pol
 @pytest.mark.parametrize(
     ("fact", "said"),
     [
-        (PoliciesLeftOut(pattern="(a+)+", seconds=2.0), "the log policy '(a+)+' took longer than 2 s"),
+        (PoliciesLeftOut(pattern="(a+)+", seconds=2.0), "the log policy '(a+)+' took longer than 2s"),
         (
             PoliciesLeftOut(seconds=30.0),
-            "the log policies were not searched for: no processor was free for that within 30 s",
+            "the log policies were not searched for: no processor was free for that within 30s",
         ),
         (PoliciesLeftOut(said="no memory"), "the log policies could not be searched for: no memory"),
     ],

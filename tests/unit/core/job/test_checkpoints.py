@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core.job.checkpoints import Checkpoints, Durable, Saved
+from orchestrator.core.job.record import Checkpoints, Durable, Saved
 
 STORED = Durable(step=10, at=5.0, path="/ckpt/10", digest="d")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.core.events import Exit
-from orchestrator.core.job.attempt import Exits
+from orchestrator.core.job.record import Exits
 from tests.support.records import replace
 
 

@@ -6,8 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from orchestrator.core import events as ev
-from orchestrator.core.job.attempt import KEPT_ATTEMPTS, Past, recovery_seconds
-from orchestrator.core.job.record import Job
+from orchestrator.core.job.record import KEPT_ATTEMPTS, Job, Past, recovery_seconds
 from orchestrator.core.stored import job_to_dict
 from tests.unit.core.builders import (
     T0,

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 
 from orchestrator.core.codec import RecordError
 from orchestrator.core.errors import BrokenRuleError
-from orchestrator.core.facts.requesters import ByUser
-from orchestrator.core.job import phases as p
-from orchestrator.core.job.attempt import Stop
-from orchestrator.core.job.record import Job
+from orchestrator.core.facts.reasons import ByUser
+from orchestrator.core.job import record as p
+from orchestrator.core.job.record import Job, Stop
 from orchestrator.core.states import AttemptState, JobState, StopPurpose
 from orchestrator.core.stored import job_from_dict, job_to_dict
 from tests.support.records import replace

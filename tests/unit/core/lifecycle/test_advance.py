@@ -7,10 +7,17 @@ from typing import Any
 import pytest
 
 from orchestrator.core import events as ev
-from orchestrator.core.job.phases import Leaving
-from orchestrator.core.job.record import Job
-from orchestrator.core.lifecycle.advance import FOLLOWING_SECONDS, Step, advance
-from orchestrator.core.lifecycle.effects import Ensure, KillRanks, ReleaseGang, StopRanks, desired_effect
+from orchestrator.core.job.record import Job, Leaving
+from orchestrator.core.lifecycle.advance import (
+    FOLLOWING_SECONDS,
+    Ensure,
+    KillRanks,
+    ReleaseGang,
+    Step,
+    StopRanks,
+    advance,
+    desired_effect,
+)
 from orchestrator.core.states import AttemptState, EndOrder, JobState, StopPurpose, StopScope
 from orchestrator.core.stored import job_from_dict, job_to_dict
 from tests.support.records import replace

@@ -8,8 +8,7 @@ import pytest
 
 from orchestrator.core import events as ev
 from orchestrator.core.job.record import Job
-from orchestrator.core.lifecycle.advance import advance
-from orchestrator.core.lifecycle.effects import StopRanks, desired_effect
+from orchestrator.core.lifecycle.advance import StopRanks, advance, desired_effect
 from orchestrator.core.scheduler.durations import limit_left
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.core.stored import job_from_dict, job_to_dict

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from orchestrator.core.job.phases import Hold, Holding, Leaving, Running, Starting, hold_of
-from orchestrator.core.job.record import Job
-from orchestrator.core.lifecycle.effects import (
+from orchestrator.core.job.record import Hold, Holding, Job, Leaving, Running, Starting, hold_of
+from orchestrator.core.lifecycle.advance import (
     EFFECTS,
     Ensure,
     KillRanks,

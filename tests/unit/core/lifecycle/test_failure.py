@@ -10,9 +10,8 @@ import pytest
 from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.quarantine import strike_of
 from orchestrator.core.diagnosis.signatures import SIGNATURES
-from orchestrator.core.facts.gangs import NodeLost
+from orchestrator.core.facts.faults import NodeLost, PortTaken
 from orchestrator.core.facts.notes import PoliciesLeftOut
-from orchestrator.core.facts.rank_ends import PortTaken
 from orchestrator.core.facts.reasons import LogPolicyFails, NoNewCheckpoint
 from orchestrator.core.lifecycle.advance import declare_hung
 from orchestrator.core.lifecycle.failure import (
@@ -285,7 +284,7 @@ def test_the_policy_is_the_one_of_the_rank_that_failed_first() -> None:
 
 def test_a_pattern_that_took_too_long_is_told_beside_the_failure() -> None:
     found = verdict(job_with({**BOOM, "policy_note": PoliciesLeftOut(pattern="(a+)+$", seconds=2.0)}))
-    assert "; the log policy '(a+)+$' took longer than 2 s to search for" in found.failure.advice("job")
+    assert "; the log policy '(a+)+$' took longer than 2s to search for" in found.failure.advice("job")
 
 
 def test_a_log_policy_may_restart_beyond_the_budget_but_not_without_progress() -> None:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from orchestrator.core import events as ev
 from orchestrator.core.errors import BrokenRuleError, CoreError
 from orchestrator.core.facts.codec import fact_from
-from orchestrator.core.facts.requesters import ByUser
-from orchestrator.core.job.phases import Replacing, Restarting
+from orchestrator.core.facts.reasons import ByUser
+from orchestrator.core.job.record import Replacing, Restarting
 from orchestrator.core.lifecycle.failure import decide_retry
 from orchestrator.core.lifecycle.fold import STORY_LENGTH, fold
 from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose

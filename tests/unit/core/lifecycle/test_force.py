@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.reasons import Cancelled
-from orchestrator.core.facts.requesters import ByForce, ByUser
+from orchestrator.core.facts.reasons import ByForce, ByUser, Cancelled
 from orchestrator.core.job.record import Job
-from orchestrator.core.lifecycle.advance import FORCE_SECONDS, advance, ending_since, request_force
-from orchestrator.core.lifecycle.effects import desired_effect
+from orchestrator.core.lifecycle.advance import FORCE_SECONDS, advance, desired_effect, ending_since, request_force
 from orchestrator.core.states import AttemptState, JobState, StopPurpose
 from orchestrator.core.stored import event_body, event_from, job_from_dict, job_to_dict
 from tests.unit.core.builders import T0, after, exited, failed, gone, in_state, lost, released, running, starting, stop

@@ -17,22 +17,25 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
 from orchestrator.core.cluster import Node, NodeReservation
-from orchestrator.core.facts.nodes import Closure, NodeClosed
+from orchestrator.core.facts.faults import Closure, NodeClosed
 from orchestrator.core.facts.reasons import (
     AwaitsNodes,
     AwaitsRoom,
     BackingOff,
+    ByIdleReclaim,
+    ByNodeReservation,
+    ByPreemption,
+    ByTimeSharing,
+    ByUser,
     DoesNotFit,
     MadeRoom,
     NodeReserved,
     NoNodeWithLabels,
     NotEnoughFree,
 )
-from orchestrator.core.facts.requesters import ByIdleReclaim, ByNodeReservation, ByPreemption, ByTimeSharing, ByUser
 from orchestrator.core.scheduler.durations import Like
-from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import State, decide
-from orchestrator.core.scheduler.use import PastUse
+from orchestrator.core.scheduler.shares import PastUse, Sharing
 from orchestrator.core.states import StopPurpose
 from tests.support.records import replace
 from tests.unit.core.builders import (

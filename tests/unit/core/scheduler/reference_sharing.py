@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core.facts.reasons import QueueAtMaximum, UserAtLimit
 from orchestrator.core.scheduler.durations import Like, RunTimes
-from orchestrator.core.scheduler.queues import Sharing
-from orchestrator.core.scheduler.use import Account, Amounts, PastUse, Used
+from orchestrator.core.scheduler.shares import Account, Amounts, PastUse, Sharing, Used
 from orchestrator.core.states import AttemptState
 from orchestrator.spec.queues import QueueSpec, queue_problems
 from tests.unit.core.builders import T0

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.requesters import ByIdleReclaim
+from orchestrator.core.facts.reasons import ByIdleReclaim
 from orchestrator.core.ids import JobId
-from orchestrator.core.job.phases import Failed, Succeeded
+from orchestrator.core.job.record import Failed, Succeeded
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.scheduler.durations import Basis, Like, RunTimeHistory, RunTimes, TimeLeft
 from orchestrator.core.scheduler.live_jobs import LiveJobs
-from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import Commands, State, decide
-from orchestrator.core.scheduler.use import Account, Amounts, PastUse, Used, UseHistory
+from orchestrator.core.scheduler.shares import Account, Amounts, PastUse, Sharing, Used, UseHistory
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.spec.model import ElasticWorkers
 from orchestrator.spec.queues import QueueSpec

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.nodes import Closure, NodeClosed, RepeatedFailures
-from orchestrator.core.facts.reasons import NotEnoughFree, Queued
-from orchestrator.core.facts.requesters import ByNodeDrain
+from orchestrator.core.facts.faults import Closure, NodeClosed, RepeatedFailures
+from orchestrator.core.facts.reasons import ByNodeDrain, NotEnoughFree, Queued
 from orchestrator.core.scheduler.scheduler import State, decide
 from orchestrator.core.states import StopPurpose
-from orchestrator.daemon.nodes.queries import node_state, node_view
+from orchestrator.daemon.nodes.requests import node_state, node_view
 from tests.unit.core.builders import T0, after, make_spec, node, nodes, pending, running
 
 NOW = T0 + 100

@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 
 from orchestrator.core import events as ev
 from orchestrator.core.events import MatrixCell
-from orchestrator.core.facts.reasons import AwaitsTime, Cancelled, MatrixAtLimit, Paused
-from orchestrator.core.facts.requesters import ByHold, ByMatrix
+from orchestrator.core.facts.reasons import AwaitsTime, ByHold, ByMatrix, Cancelled, MatrixAtLimit, Paused
 from orchestrator.core.ids import JobId
-from orchestrator.core.job.phases import Succeeded
+from orchestrator.core.job.record import Succeeded
 from orchestrator.core.lifecycle.advance import request_resume
-from orchestrator.core.scheduler.conditions import check
-from orchestrator.core.scheduler.live_jobs import LiveJobs
+from orchestrator.core.scheduler.live_jobs import LiveJobs, check
 from orchestrator.core.scheduler.scheduler import Commands, State, decide, waiting_order
 from orchestrator.core.states import EndCondition, JobState, StopPurpose
 from tests.support.records import replace

@@ -11,13 +11,12 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.requesters import ByGrowth
+from orchestrator.core.facts.reasons import ByGrowth
 from orchestrator.core.ids import JobId
 from orchestrator.core.job.record import Job
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.scheduler.elastic import FRESH_SECONDS
-from orchestrator.core.scheduler.placement import capacity, claim, could_ever_fit, place
-from orchestrator.core.scheduler.resources import free_on
+from orchestrator.core.scheduler.placement import capacity, claim, could_ever_fit, free_on, place
 from orchestrator.core.scheduler.scheduler import Commands, State, decide, queue_order
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.core.stored import job_from_dict, job_to_dict

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.reasons import AwaitsRoom, BackingOff, MadeRoom
-from orchestrator.core.facts.requesters import ByIdleReclaim, ByShrinking, ByUser
-from orchestrator.core.scheduler.queues import Sharing
+from orchestrator.core.facts.reasons import AwaitsRoom, BackingOff, ByIdleReclaim, ByShrinking, ByUser, MadeRoom
 from orchestrator.core.scheduler.scheduler import Commands, State, decide
+from orchestrator.core.scheduler.shares import Sharing
 from orchestrator.core.states import StopPurpose
 from orchestrator.spec.model import ElasticWorkers
 from tests.unit.core.builders import T0, after, gone, make_spec, node, nodes, pending, released, running, stop

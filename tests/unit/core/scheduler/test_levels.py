@@ -6,16 +6,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.reasons import MadeRoom
-from orchestrator.core.facts.requesters import ByUser
+from orchestrator.core.facts.reasons import ByUser, MadeRoom
 from orchestrator.core.ids import JobId
-from orchestrator.core.job.attempt import KEPT_ATTEMPTS
+from orchestrator.core.job.record import KEPT_ATTEMPTS
 from orchestrator.core.scheduler.durations import Like, RunTimes, attained, ran_seconds
 from orchestrator.core.scheduler.order import Rule
 from orchestrator.core.scheduler.outlook import outlook_of
-from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import State, waiting_order
-from orchestrator.core.scheduler.use import PastUse
+from orchestrator.core.scheduler.shares import PastUse, Sharing
 from orchestrator.core.states import JobState, StopPurpose
 from tests.unit.core.builders import (
     T0,

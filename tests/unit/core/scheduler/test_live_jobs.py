@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.reasons import NotEnoughFree
-from orchestrator.core.facts.requesters import ByLimit
+from orchestrator.core.facts.reasons import ByLimit, NotEnoughFree
 from orchestrator.core.ids import JobId
 from orchestrator.core.lifecycle.advance import request_stop
 from orchestrator.core.lifecycle.fold import fold

@@ -14,9 +14,8 @@ from orchestrator.core.scheduler.live_jobs import LiveJobs
 from orchestrator.core.scheduler.order import Rule
 from orchestrator.core.scheduler.outlook import Outlook, expected_starts, front_of, outlook_of
 from orchestrator.core.scheduler.preemption import REPEATED_SECONDS
-from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import State, decide, waiting_order
-from orchestrator.core.scheduler.use import PastUse
+from orchestrator.core.scheduler.shares import PastUse, Sharing
 from orchestrator.spec.queues import parse_queues
 from tests.unit.core.builders import T0, checkpoint, make_spec, node, nodes, pending, running
 from tests.unit.core.scheduler.reference import random_case

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from orchestrator.core import events as ev
 from orchestrator.core.facts.reasons import AwaitsNodes, NoNodeWithLabels, NotEnoughFree
 from orchestrator.core.scheduler.placement import (
+    LEAST_CPUS,
     claim,
     could_ever_fit,
+    free_on,
     missing_nodes,
     place,
 )
-from orchestrator.core.scheduler.resources import LEAST_CPUS, free_on
 from orchestrator.core.scheduler.scheduler import State, decide
 from orchestrator.runtime.gangs.table import _bundle
 from orchestrator.spec.model import CheckpointSpec

@@ -9,14 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.reasons import AwaitsRoom, NotEnoughFree
-from orchestrator.core.facts.requesters import ByPreemption
+from orchestrator.core.facts.reasons import AwaitsRoom, ByPreemption, NotEnoughFree
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.scheduler.durations import RunTimes
 from orchestrator.core.scheduler.live_jobs import MOST_IN_A_WINDOW, WINDOW_SECONDS, LiveJobs
-from orchestrator.core.scheduler.placement import place
+from orchestrator.core.scheduler.placement import free_on, place
 from orchestrator.core.scheduler.preemption import Preemption, Room
-from orchestrator.core.scheduler.resources import free_on
 from orchestrator.core.scheduler.scheduler import Commands, State, decide, indexed, shares_of
 from orchestrator.core.states import JobState, StopPurpose
 from tests.unit.core.builders import T0, after, checkpoint, exited, gone, make_spec, node, nodes, pending, released

@@ -8,8 +8,7 @@ import pytest
 
 from orchestrator.core import events as ev
 from orchestrator.core.events import Prerequisite
-from orchestrator.core.facts.reasons import AwaitsJob, PrerequisiteUnmet
-from orchestrator.core.facts.requesters import ByUser
+from orchestrator.core.facts.reasons import AwaitsJob, ByUser, PrerequisiteUnmet
 from orchestrator.core.ids import JobId
 from orchestrator.core.scheduler.scheduler import Commands, State, decide
 from orchestrator.core.states import EndCondition, JobState

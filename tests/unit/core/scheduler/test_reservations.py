@@ -9,12 +9,11 @@ import pytest
 
 from orchestrator.core import events as ev
 from orchestrator.core.cluster import Node, NodeReservation
-from orchestrator.core.facts.reasons import NodeReserved, NotEnoughFree
-from orchestrator.core.facts.requesters import ByNodeReservation
+from orchestrator.core.facts.reasons import ByNodeReservation, NodeReserved, NotEnoughFree
 from orchestrator.core.scheduler.durations import Like, RunTimes
 from orchestrator.core.scheduler.outlook import outlook_of
 from orchestrator.core.scheduler.scheduler import State, decide
-from orchestrator.core.scheduler.use import PastUse
+from orchestrator.core.scheduler.shares import PastUse
 from orchestrator.core.states import JobState, StopPurpose
 from tests.unit.core.builders import T0, after, gone, make_spec, node, nodes, pending, released, running
 

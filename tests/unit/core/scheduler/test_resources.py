@@ -7,8 +7,7 @@ import random
 import pytest
 
 from orchestrator.core.cluster import Free
-from orchestrator.core.scheduler.placement import capacity, claim, place
-from orchestrator.core.scheduler.resources import FreeNodes, free_on, give_back, take
+from orchestrator.core.scheduler.placement import FreeNodes, capacity, claim, free_on, give_back, place, take
 from tests.unit.core.builders import make_spec, node, nodes, pending
 
 NODES = nodes(*(node(name, gpus=gpus, cpus=16) for name, gpus in zip("abcdef", (8, 8, 4, 2, 0, 8), strict=True)))

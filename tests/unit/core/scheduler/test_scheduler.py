@@ -11,6 +11,8 @@ from orchestrator.core import events as ev
 from orchestrator.core.facts.codec import fact_from
 from orchestrator.core.facts.reasons import (
     BackingOff,
+    ByLimit,
+    ByUser,
     DoesNotFit,
     MadeRoom,
     NotEnoughFree,
@@ -18,12 +20,10 @@ from orchestrator.core.facts.reasons import (
     Queued,
     RanksSucceeded,
 )
-from orchestrator.core.facts.requesters import ByLimit, ByUser
-from orchestrator.core.lifecycle.advance import request_stop
-from orchestrator.core.lifecycle.effects import Ensure, KillRanks, ReleaseGang, StopRanks, desired_effect
+from orchestrator.core.lifecycle.advance import Ensure, KillRanks, ReleaseGang, StopRanks, desired_effect, request_stop
 from orchestrator.core.lifecycle.failure import SETTLE_SECONDS
-from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import Commands, State, decide
+from orchestrator.core.scheduler.shares import Sharing
 from orchestrator.core.states import AttemptState, EndOrder, FailureClass, JobState, StopPurpose, StopScope
 from orchestrator.core.stored import job_from_dict, job_to_dict
 from orchestrator.spec.model import HealthSpec, RetrySpec

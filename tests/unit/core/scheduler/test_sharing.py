@@ -11,10 +11,16 @@ from orchestrator.core import events as ev
 from orchestrator.core.facts.reasons import AwaitsRoom, QueueAtMaximum, UserAtLimit
 from orchestrator.core.lifecycle.advance import advance
 from orchestrator.core.scheduler.preemption import Reclaim
-from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import Commands, State, decide, shares_of
-from orchestrator.core.scheduler.shares import fair_shares
-from orchestrator.core.scheduler.use import Account, Amounts, PastUse, Used, UseHistory
+from orchestrator.core.scheduler.shares import (
+    Account,
+    Amounts,
+    PastUse,
+    Sharing,
+    Used,
+    UseHistory,
+    fair_shares,
+)
 from orchestrator.core.simulation import Simulation, TraceJob
 from orchestrator.core.states import StopPurpose
 from orchestrator.spec.model import ElasticWorkers

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.reasons import AwaitsRoom
-from orchestrator.core.facts.requesters import ByShrinking
+from orchestrator.core.facts.reasons import AwaitsRoom, ByShrinking
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.scheduler.elastic import FRESH_SECONDS
 from orchestrator.core.scheduler.scheduler import Commands, State, decide

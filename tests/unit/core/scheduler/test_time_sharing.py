@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.reasons import AwaitsRoom
-from orchestrator.core.facts.requesters import ByTimeSharing
+from orchestrator.core.facts.reasons import AwaitsRoom, ByTimeSharing
 from orchestrator.core.scheduler.durations import Like, RunTimes
 from orchestrator.core.scheduler.live_jobs import MOST_IN_A_WINDOW
 from orchestrator.core.scheduler.preemption import LATE_SECONDS
-from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import Commands, State, decide
-from orchestrator.core.scheduler.use import Account, Amounts, PastUse, Used
+from orchestrator.core.scheduler.shares import Account, Amounts, PastUse, Sharing, Used
 from tests.unit.core.builders import T0, after, checkpoint, gone, make_spec, node, nodes, pending, released, running
 from tests.unit.core.scheduler.test_levels import preempted
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.core.cluster import Node
-from orchestrator.core.scheduler.placement import place
-from orchestrator.core.scheduler.resources import free_on, topology_of
+from orchestrator.core.scheduler.placement import free_on, place, topology_of
 from tests.unit.core.builders import make_spec, node, nodes, pending
 
 

@@ -7,9 +7,8 @@ from typing import Any
 
 from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.observation import ProcessSeen, StorageSeen, TerminalSeen
+from orchestrator.core.facts.faults import ExitCode, GpuLost, Xid
 from orchestrator.core.facts.findings import Finding, RestartLoop
-from orchestrator.core.facts.gpus import GpuLost, Xid
-from orchestrator.core.facts.rank_ends import ExitCode
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.notices import notices_of
 from orchestrator.core.states import FailureClass
@@ -23,7 +22,7 @@ from orchestrator.gpu.sample import GpuProcess, Throttle, XidCount
 from orchestrator.gpu.sampler import Health
 from orchestrator.runtime.exporters.actor import ExporterReport
 from orchestrator.spec.model import NotifySpec
-from orchestrator.store.port import StoredEvent
+from orchestrator.store.records import StoredEvent
 from orchestrator.telemetry.logging import get_logger
 from orchestrator.train.script.progress_reading import CheckpointFacts, ProgressSnapshot
 from tests.support.records import replace
@@ -151,8 +150,8 @@ def test_a_view_has_the_newest_figures_and_the_record_those_of_the_opening() -> 
     world.run(60.0, late=3.0)
     assert len(world.events) == 1
     shown = job_view(world.job, None, None, "", findings=world.watch.current(world.job.id))
-    assert [one.sentence[:37] for one in shown.findings] == ["the daemon's loop is 3.0 s late: the "]
-    assert job_view(world.job, None, None, "").findings[0].sentence.startswith("the daemon's loop is 1.0 s")
+    assert [one.sentence[:34] for one in shown.findings] == ["the daemon's loop is 3s late: the "]
+    assert job_view(world.job, None, None, "").findings[0].sentence.startswith("the daemon's loop is 1s")
     assert shown.findings[0].since == world.job.findings[0].since  # type: ignore[attr-defined]  # it is a finding
     world.watch = world.daemon()
     assert world.watch.current(world.job.id) == ()
@@ -164,7 +163,7 @@ def test_a_view_has_the_newest_figures_and_the_record_those_of_the_opening() -> 
         world.run(2.0, late=2.0)
         told += [one.sentence() for one in world.watch.current(world.job.id)]
     assert told
-    assert all(one.startswith("the daemon's loop is 2.0 s") for one in told), "never those of the opening"
+    assert all(one.startswith("the daemon's loop is 2s") for one in told), "never those of the opening"
     assert len(world.events) == 1
 
 

@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from orchestrator.core.facts.gpus import Xid
+from orchestrator.core.facts.faults import Xid
 from orchestrator.daemon.gpus import GpuReserving, gpu_conditions
 from tests.unit.core.builders import running
 from tests.unit.daemon.parts import LOG, FakeConnection, FakeRegistry

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core.diagnosis.observation import TerminalSeen
 from orchestrator.core.events import StopRequested
 from orchestrator.core.states import StopPurpose
-from orchestrator.daemon.jobs.attendance import Attendance
+from orchestrator.daemon.jobs.hangs import Attendance
 from orchestrator.spec.model import InteractiveSpec
 from tests.unit.core.builders import T0, after, make_spec, pending, started, up
 

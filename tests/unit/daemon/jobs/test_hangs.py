@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.health import Frame, RankLook, Thread, Wait
-from orchestrator.core.facts.hangs import Sign
+from orchestrator.core.facts.findings import Sign
 from orchestrator.core.job.record import Job
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.states import JobState, StopPurpose
@@ -106,7 +106,7 @@ def test_a_deadlock_ends_the_attempt_out_of_the_hang_budget_with_every_stack_in_
     failure = failed.failure
     assert (failure.failure_class, failure.code, failure.rank, failed.retry) == ("hang", "hang", 1, True)
     assert "pull (/work/data.py:7)" in failure.sentence()
-    assert "where 0.1 s is usual" in failure.sentence()
+    assert "where 100ms is usual" in failure.sentence()
     assert f"orch logs {world.job.id} --rank 1 --attempt 1" in failure.advice(world.job.id)
     assert world.job.restarts == {"hang": 1}
     assert set(world.logs) == {0, 1}

@@ -24,19 +24,20 @@ from orchestrator.core.states import JobState
 from orchestrator.daemon.jobs.progress import MOST_NOTES, ProgressTable
 from orchestrator.daemon.jobs.views import job_view
 from orchestrator.daemon.loop import Loop
-from orchestrator.store.memory import MemoryStore
+from orchestrator.store.store import Store
 from orchestrator.train.script.progress_reading import CheckpointFacts, ProgressSnapshot
 from tests.support.records import replace
 from tests.support.stack import PATIENCE_SECONDS
+from tests.support.stores import new_store
 from tests.unit.core.builders import ID, T0, make_spec, pending, running, submission
 
 ODD: list[Any] = [(1,), math.inf, math.nan, "x", -1, 2**80, True, {"a": 1}]
 
 
 async def loop_with(
-    *jobs: str, store: MemoryStore | None = None, on_event: Callable[[Job, ev.Event], None] = lambda *_: None
-) -> tuple[Loop, MemoryStore]:
-    store = store or MemoryStore()
+    *jobs: str, store: Store | None = None, on_event: Callable[[Job, ev.Event], None] = lambda *_: None
+) -> tuple[Loop, Store]:
+    store = store or new_store()
     loop = Loop(
         store=store,
         runtime=lambda: None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.daemon.jobs import workdir_archive as snapshot
+from orchestrator.daemon.submitting import archives as snapshot
 
 if TYPE_CHECKING:
     from pathlib import Path

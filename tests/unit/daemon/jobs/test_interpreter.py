@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.daemon.jobs.interpreter import interpreter_of, torch_notes
+from orchestrator.daemon.submitting.submission import interpreter_of, torch_notes
 from orchestrator.spec.job import parse_job
 from orchestrator.spec.model import JobSpec
 

@@ -12,8 +12,8 @@ from orchestrator.core.events import Exit, JobSubmitted, LeftOut
 from orchestrator.core.lifecycle.failure import ClassifiedFailure, classify
 from orchestrator.core.states import FailureClass
 from orchestrator.core.stored import event_body, event_from
-from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.daemon.jobs.views import left_out_notes, left_out_view
+from orchestrator.daemon.submitting import archives as snapshot
 from orchestrator.runtime.gangs.relay import exited
 from orchestrator.runtime.nodes.workdir_walk import left_out_by
 from orchestrator.runtime.ranks.rank_events import RankEvent
@@ -57,7 +57,7 @@ def test_what_is_left_out_is_told_by_number_size_and_name(work: Path) -> None:
         ),
     )
     (note,) = left_out_notes(left_out_view(taken.left_out))
-    assert note.startswith("3 files, 2.2 MB left out by .gitignore: data/shakespeare_char/train.bin")
+    assert note.startswith("3 files, 2.1 MiB left out by .gitignore: data/shakespeare_char/train.bin")
     assert snapshot.measure(work)[2] == taken.left_out
 
 

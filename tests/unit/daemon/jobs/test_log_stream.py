@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.api.service import LogQuery
-from orchestrator.daemon.jobs.log_stream import LogStream
+from orchestrator.daemon.requests.reader import LogStream
 from orchestrator.runtime.pools import Pool
 from orchestrator.runtime.ranks.logs import LogWriter, log_path
 

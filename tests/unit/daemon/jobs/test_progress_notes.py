@@ -22,8 +22,8 @@ def test_snapshots_that_take_more_than_the_job_asks_for_are_told_once(tmp_path: 
     assert notes(book, metrics, 8_000_000_000, snapshot_bytes=6_000_000_000) == []
     assert notes(book, metrics, None, snapshot_bytes=9_000_000_000) == [], "it asks for no share of memory"
     (told,) = notes(book, metrics, 8_000_000_000, snapshot_bytes=9_000_000_000)
-    assert "take 9.0 GB of memory" in told
-    assert "asks for 8.0 GB" in told
+    assert "take 8.4 GiB of memory" in told
+    assert "asks for 8GB" in told
     assert "resources_per_worker.memory" in told
     assert notes(book, metrics, 8_000_000_000, snapshot_bytes=9_000_000_000) == []
 
@@ -49,9 +49,9 @@ def test_waiting_for_storage_is_told_and_again_when_it_has_doubled(tmp_path: Pat
     for waits, seconds in ((0, 0.0), (3, 0.1), (9, 0.6), (10, 1.0), (12, 1.3), (40, 2.0), (41, 9.0)):
         told += notes(book, metrics, None, waits=waits, waited_seconds=seconds)
     assert [text.partition(":")[0] for text in told] == [
-        "training has waited 0.6 s for storage, in 9 saves",
-        "training has waited 1.3 s for storage, in 12 saves",
-        "training has waited 9.0 s for storage, in 41 saves",
+        "training has waited 600ms for storage, in 9 saves",
+        "training has waited 1.3s for storage, in 12 saves",
+        "training has waited 9s for storage, in 41 saves",
     ]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.daemon.jobs import workdir_archive as snapshot
+from orchestrator.daemon.submitting import archives as snapshot
 
 LIMIT = 100_000_000
 

@@ -9,8 +9,7 @@ import pytest
 
 from orchestrator.core.events import GitState
 from orchestrator.core.stored import event_body, event_from
-from orchestrator.daemon.jobs.specs import MASK, spec_diff, spec_view
-from orchestrator.daemon.requests.files import archived_files
+from orchestrator.daemon.requests.files import MASK, archived_files, spec_diff, spec_view
 from orchestrator.spec.job import change_spec, parse_job
 from orchestrator.spec.problems import SpecError
 from tests.support.records import replace

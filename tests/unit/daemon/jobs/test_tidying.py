@@ -14,9 +14,10 @@ from orchestrator.daemon.jobs.tidying import Tidying
 from orchestrator.runtime.pools import Pool
 from orchestrator.runtime.spawn.rank_locks import rank_lock_path
 from orchestrator.spec.paths import Paths
-from orchestrator.store.memory import MemoryStore
+from orchestrator.store.store import Store
 from orchestrator.telemetry.logging import get_logger
 from tests.support.deep_trees import MakeDeep
+from tests.support.stores import new_store
 from tests.unit.core.builders import ID
 from tests.unit.store.lives import add, cancel, end
 
@@ -50,14 +51,14 @@ def leave(home: Path, job_id: JobId) -> list[Path]:
     return files
 
 
-def tidy(home: Path, store: MemoryStore) -> Tidying:
+def tidy(home: Path, store: Store) -> Tidying:
     """Return the tidying of a daemon."""
     return Tidying(store, Paths(home=home, socket=home / "sock"), "orch-0", Pool("tidying", 1), get_logger("test"))
 
 
-async def stored() -> MemoryStore:
+async def stored() -> Store:
     """Return a store with a job that ended and one that waits."""
-    store = MemoryStore()
+    store = new_store()
     await end(store, await add(store, ID))
     await add(store, OTHER)
     return store
@@ -136,7 +137,7 @@ def test_a_job_that_cannot_be_tidied_holds_up_no_other_and_is_noted(
     monkeypatch.setattr(tidying, "remove_of_jobs", failing)
 
     async def starts() -> list[JobId]:
-        store = MemoryStore()
+        store = new_store()
         for job_id in (ID, OTHER):
             await end(store, await add(store, job_id))
         await tidy(home, store).once(READY)
@@ -179,10 +180,10 @@ def test_nothing_is_removed_through_a_link_in_place_of_a_job_s_directory(home: P
 
 @pytest.mark.parametrize("finish", [end, cancel])
 def test_a_store_on_disk_remembers_what_is_to_be_tidied(tmp_path: Path, finish: Callable[..., Any]) -> None:
-    from orchestrator.store.sqlite import SqliteStore
+    from orchestrator.store.store import Store
 
-    def opened() -> SqliteStore:
-        return SqliteStore.open(tmp_path / "orch.db", reserve=None, min_free_bytes=0)
+    def opened() -> Store:
+        return Store.open(tmp_path / "orch.db", reserve=None, min_free_bytes=0)
 
     async def before() -> None:
         store = opened()

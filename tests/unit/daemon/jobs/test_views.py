@@ -7,14 +7,13 @@ from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.health import Frame, RankLook, Thread
 from orchestrator.core.events import Exit, FirstStep, GangPlaced, RankExited
 from orchestrator.core.facts.fact import UnreadableFact
-from orchestrator.core.facts.findings import NoStep, RankSlow
-from orchestrator.core.facts.hangs import Lateness, Sign, Stillness
-from orchestrator.core.facts.requesters import ByLimit, ByNodeDrain, ByPreemption, ByUser
+from orchestrator.core.facts.findings import Lateness, NoStep, RankSlow, Sign, Stillness
+from orchestrator.core.facts.reasons import ByLimit, ByNodeDrain, ByPreemption, ByUser
 from orchestrator.core.job.record import Job
 from orchestrator.core.states import StopPurpose
 from orchestrator.daemon.jobs.progress import JobProgress
 from orchestrator.daemon.jobs.views import event_view, job_view, rank_stacks
-from orchestrator.store.port import StoredEvent
+from orchestrator.store.records import StoredEvent
 from orchestrator.train.script.progress_reading import ProgressSnapshot
 from tests.support.records import replace
 from tests.unit.core.builders import after, changed, pending, seats, started, up
@@ -101,7 +100,7 @@ def test_findings_are_shown_the_gravest_first_and_a_job_without_a_step_has_no_sp
     shown = view(snapshot(0.4), snapshot(0.8), job=changed(running(), findings=(slow, still, UnreadableFact(text="?"))))
     assert [found.kind for found in shown.findings] == ["no_step", "rank_slow"]
     assert shown.findings[0].sentence == (
-        "no step for 40 s, where 0.1 s is usual; rank 0 waits for a file, the network or a sleep, in pull (/work/data.py:7)"
+        "no step for 40s, where 100ms is usual; rank 0 waits for a file, the network or a sleep, in pull (/work/data.py:7)"
     )
     assert shown.findings[0].severity == "critical"
     assert shown.findings[1].runbook == "docs/diagnosis.md#rank_slow"

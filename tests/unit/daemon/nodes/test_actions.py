@@ -10,11 +10,11 @@ import pytest
 from orchestrator.api.errors import BadRequestError, DiskFullError, NoSuchNodeError
 from orchestrator.api.requests import NodeChange, ReservationRequest
 from orchestrator.api.service import NodeVerb
-from orchestrator.core.facts.requesters import ByNodeDrain
+from orchestrator.core.facts.reasons import ByNodeDrain
 from orchestrator.core.scheduler.live_jobs import LiveJobs
-from orchestrator.daemon.nodes.actions import NodeActions
 from orchestrator.daemon.nodes.care import LoopNodes
 from orchestrator.daemon.nodes.quarantine import NodeQuarantine
+from orchestrator.daemon.nodes.requests import NodeActions
 from orchestrator.daemon.stopping import StopRequest
 from orchestrator.store.errors import StoreError
 from tests.support.records import replace

@@ -6,17 +6,18 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from orchestrator.core.facts.nodes import CheckFailed
+from orchestrator.core.facts.faults import CheckFailed
 from orchestrator.daemon.nodes.care import LoopNodes, NodeHealth, check_node
 from orchestrator.daemon.nodes.quarantine import NodeQuarantine
 from orchestrator.daemon.stopping import StopRequest
 from orchestrator.store.errors import StoreError
-from orchestrator.store.memory import MemoryStore
+from orchestrator.store.store import Store
+from tests.support.stores import new_store
 from tests.unit.core.builders import node, released, running
 from tests.unit.daemon.parts import LOG, FakeConnection, FakeRegistry, Rounds, Spawned
 
 
-class FullDisk(MemoryStore):
+class FullDisk(Store):
     full = True
 
     async def put_places(self, places: Any) -> None:
@@ -27,7 +28,7 @@ class FullDisk(MemoryStore):
 
 def test_what_cannot_be_written_is_written_later() -> None:
     async def run() -> None:
-        store, quarantine, spawned, reserved = FullDisk(), NodeQuarantine(), Spawned(), list[str]()
+        store, quarantine, spawned, reserved = new_store(FullDisk), NodeQuarantine(), Spawned(), list[str]()
 
         async def reserve() -> None:
             reserved.append("asked")
@@ -73,7 +74,7 @@ def test_a_check_says_why_it_did_not_end() -> None:
 
 def test_nodes_are_marked_when_a_check_changes_something() -> None:
     async def run() -> None:
-        store, rounds, quarantine = MemoryStore(), Rounds(), NodeQuarantine()
+        store, rounds, quarantine = new_store(), Rounds(), NodeQuarantine()
         nodes = LoopNodes(rounds.loop, quarantine, StopRequest())
         nodes.set({"a": node("a")})
 

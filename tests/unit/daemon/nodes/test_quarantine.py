@@ -6,13 +6,13 @@ import asyncio
 
 from orchestrator.core.diagnosis.quarantine import CHECK_AFTER_SECONDS
 from orchestrator.core.facts.fact import Fact
-from orchestrator.core.facts.nodes import DeviceWrong, RepeatedFailures
+from orchestrator.core.facts.faults import DeviceWrong, RepeatedFailures
 from orchestrator.core.ids import JobId
 from orchestrator.daemon.nodes.quarantine import NodeQuarantine
-from orchestrator.daemon.nodes.queries import node_view
-from orchestrator.store.memory import MemoryStore
-from orchestrator.store.port import StoredPlace
+from orchestrator.daemon.nodes.requests import node_view
+from orchestrator.store.records import StoredPlace
 from tests.support.nodes import node_report
+from tests.support.stores import new_store
 from tests.unit.core.builders import T0, after, changed, failed, failure, node, nodes, running
 
 PLACES = nodes(node("a"), node("b"))
@@ -104,7 +104,7 @@ def test_a_person_may_trust_it_at_once() -> None:
 
 def restarted(cluster: Cluster) -> NodeQuarantine:
     """Return the quarantine that a daemon restores from the record of the daemon before it."""
-    store = MemoryStore()
+    store = new_store()
 
     async def through() -> list[StoredPlace]:
         await store.put_places(cluster.quarantine.unsaved())

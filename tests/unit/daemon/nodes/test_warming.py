@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from orchestrator.core.scheduler.live_jobs import LiveJobs
-from orchestrator.daemon.nodes.warming import ForkServers, IdleWorkers, can_start_more
+from orchestrator.daemon.nodes.care import ForkServers, IdleWorkers, can_start_more
 from tests.unit.core.builders import make_spec, node, pending, running
 from tests.unit.daemon.parts import Spawned
 

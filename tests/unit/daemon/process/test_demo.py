@@ -57,6 +57,6 @@ def test_a_job_that_takes_an_hour_and_progresses_is_waited_for() -> None:
 
 def test_a_job_that_makes_no_more_steps_is_given_up_with_what_it_last_did() -> None:
     client = SlowClient(job("RUNNING", step=555) for _ in iter(int, 1))
-    with pytest.raises(RefusedError, match=r"is RUNNING at step 555 and has not progressed for 180 s"):
+    with pytest.raises(RefusedError, match=r"is RUNNING at step 555 and has not progressed for 3m"):
         follow(client)
     assert client.at < 2 * demo.PATIENCE_SECONDS

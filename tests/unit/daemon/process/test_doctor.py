@@ -15,7 +15,7 @@ from orchestrator.api.server.testing import FakeService, serve_fake
 from orchestrator.daemon.process import doctor
 from orchestrator.spec.settings import Settings
 from orchestrator.store.sql.schema import connect
-from orchestrator.store.sqlite import SqliteStore
+from orchestrator.store.store import Store
 from tests.unit.store.lives import add
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def test_without_groups_here_nothing_is_promised(settings: Settings, monkeypatch
 
 def test_damaged_records_are_named_without_a_daemon(settings: Settings) -> None:
     async def two_jobs() -> None:
-        store = SqliteStore.open(settings.paths.store, reserve=None, min_free_bytes=0)
+        store = Store.open(settings.paths.store, reserve=None, min_free_bytes=0)
         for name in ("one-aaaaaa", "two-aaaaaa", "three-aaaaaa"):
             await add(store, name)
         store.close()

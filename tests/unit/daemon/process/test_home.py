@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.api.errors import RefusedError
 from orchestrator.api.launch import Level
-from orchestrator.daemon import start_reserve as kept
+from orchestrator.daemon.jobs import tidying as kept
 from orchestrator.daemon.process import doctor
 from orchestrator.daemon.process.home import prepare_home
 from orchestrator.runtime.nodes import directories as node_dir

@@ -12,11 +12,11 @@ from orchestrator.api.protocol import Verb
 from orchestrator.api.requests import ActionRequest
 from orchestrator.api.service import Caller
 from orchestrator.core import events as ev
-from orchestrator.core.facts.gangs import MaxDuration
+from orchestrator.core.facts.faults import MaxDuration
 from orchestrator.core.ids import JobId
 from orchestrator.core.states import JobState
 from orchestrator.daemon.requests.matrices import BestValues, Matrices
-from orchestrator.daemon.search.searches import Searches
+from orchestrator.daemon.searches import Searches
 from orchestrator.daemon.submitting import submission
 from orchestrator.runtime.pools import Pools
 from orchestrator.store.errors import DiskFullError as StoreFullError
@@ -122,10 +122,10 @@ def test_when_one_job_cannot_be_laid_out_none_is_left(tmp_path: Path, monkeypatc
 
 
 def test_copies_that_do_not_fit_on_the_disk_are_refused() -> None:
-    taken = submission.Archive(digest="d", size_bytes=10**9)
+    taken = submission.archives.Snapshot(digest="d", size_bytes=10**9)
     submission.check_room(taken, 1, 10**6)
     submission.check_room(taken, 3, 4 * 10**9)
-    with pytest.raises(RefusedError, match="5 copies of working_dir need 5000 MB, and 4000 MB are free"):
+    with pytest.raises(RefusedError, match=r"5 copies of working_dir need 4\.7 GiB, and 3\.7 GiB are free"):
         submission.check_room(taken, 5, 4 * 10**9)
 
 

@@ -15,8 +15,8 @@ from orchestrator.daemon.requests.pruning import Pruning
 from orchestrator.daemon.submitting.under_way import SubmissionsUnderWay
 from orchestrator.runtime.pools import Pool
 from orchestrator.spec.paths import Paths
-from orchestrator.store.memory import MemoryStore
 from tests.support.deep_trees import MakeDeep
+from tests.support.stores import new_store
 from tests.unit.core.builders import ID
 from tests.unit.store.lives import add, end
 
@@ -41,7 +41,7 @@ def test_one_bad_tree_stays_with_its_record_and_the_others_go(
     monkeypatch.setattr(pruning.trees, "remove", refused)
 
     async def prune() -> None:
-        store, pool = MemoryStore(), Pool("removals", 1)
+        store, pool = new_store(), Pool("removals", 1)
         for job_id in (ID, OTHER):
             await end(store, await add(store, job_id))
         pruner = Pruning(store, paths, pool, set, SubmissionsUnderWay(paths, pool))

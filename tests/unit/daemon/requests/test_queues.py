@@ -10,15 +10,16 @@ import pytest
 from orchestrator.api.errors import BadRequestError, DiskFullError
 from orchestrator.api.requests import QueueChange
 from orchestrator.core.scheduler.live_jobs import LiveJobs
-from orchestrator.core.scheduler.queues import Sharing
+from orchestrator.core.scheduler.shares import Sharing
 from orchestrator.daemon.loop import Published
 from orchestrator.daemon.requests.queues import Queues
 from orchestrator.daemon.sharing import SharingState
 from orchestrator.runtime.pools import Pools
 from orchestrator.spec.queues import QueueSpec, parse_queues
 from orchestrator.store.errors import StoreError
-from orchestrator.store.memory import MemoryStore
-from orchestrator.store.port import StoredQueueChange
+from orchestrator.store.records import StoredQueueChange
+from orchestrator.store.store import Store
+from tests.support.stores import new_store
 from tests.unit.core.builders import T0, make_spec, node, nodes, pending, running
 from tests.unit.daemon.parts import ADA, BOB, Rounds
 
@@ -83,13 +84,13 @@ def test_a_table_that_cannot_be_used_is_refused_and_nothing_is_written() -> None
 
 
 def test_a_change_that_cannot_be_written_does_not_count() -> None:
-    class Full(MemoryStore):
+    class Full(Store):
         async def put_queue_change(self, change: StoredQueueChange) -> None:
             raise StoreError("no space left")
 
     async def story(_: Queues, rounds: Rounds) -> None:
         with pytest.raises(DiskFullError, match="the change of queue research could not be written: no space left"):
-            await Queues(rounds.loop, Full(), Pools().outlook).change("research", QueueChange(weight=2.0), ADA)
+            await Queues(rounds.loop, new_store(Full), Pools().outlook).change("research", QueueChange(weight=2.0), ADA)
         assert rounds.loop.shares.sharing.queues == ()
 
     with_desk(story)
@@ -97,7 +98,7 @@ def test_a_change_that_cannot_be_written_does_not_count() -> None:
 
 def test_what_no_longer_follows_from_the_settings_is_left_out() -> None:
     async def run() -> None:
-        store = MemoryStore()
+        store = new_store()
         for name, body in (
             ("child", {"name": "child", "parent": "gone"}),
             ("later", {"name": "later", "colour": "red"}),

@@ -16,7 +16,7 @@ from orchestrator.daemon.submitting import submission
 from orchestrator.daemon.submitting.under_way import REMOVED, remove_unaccepted
 from orchestrator.runtime.pools import Pools
 from orchestrator.store import errors as store_errors
-from orchestrator.store.port import DiskTrouble
+from orchestrator.store.records import DiskTrouble
 from tests.unit.daemon.requests.test_requests import ADA, YAML, Desk, on_a_desk
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ def prunes(desk: Desk) -> Pruning:
 
 
 STEPS: dict[str, tuple[object, str]] = {
-    "archive": (submission.snapshot, "take"),
-    "working copy": (submission.snapshot, "lay_out"),
+    "archive": (submission.archives, "take"),
+    "working copy": (submission.archives, "lay_out"),
     "secrets": (submission, "write_secrets"),
     "sync": (submission, "sync_directory"),
 }

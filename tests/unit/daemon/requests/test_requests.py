@@ -28,7 +28,7 @@ from orchestrator.api.service import Caller, JobFilter
 from orchestrator.core.events import GitState, JobFinished, JobSubmitted
 from orchestrator.core.facts.reasons import PlacingGang
 from orchestrator.core.ids import JobId
-from orchestrator.core.scheduler.queues import Sharing
+from orchestrator.core.scheduler.shares import Sharing
 from orchestrator.core.stored import job_from_dict, job_to_dict
 from orchestrator.daemon.loop import Published
 from orchestrator.daemon.metrics import Metering
@@ -46,7 +46,7 @@ from orchestrator.daemon.submitting.under_way import SubmissionsUnderWay
 from orchestrator.runtime.pools import Pool, Pools
 from orchestrator.spec.queues import parse_queues
 from orchestrator.spec.settings import Settings
-from orchestrator.store.port import DiskStatus, DiskTrouble
+from orchestrator.store.records import DiskStatus, DiskTrouble
 from orchestrator.train.script.profiling import TraceRefusedError
 from tests.support.records import replace
 from tests.unit.core.builders import node, pending, running, started
@@ -593,7 +593,7 @@ def test_each_user_s_job_files_may_take_so_many_bytes(tmp_path: Path) -> None:
             return (await desk.submissions.submit(request, caller)).job_id or ""
 
         first = await submit("a", 60_000)
-        with pytest.raises(RefusedError, match=r"may take 0.1 MB \(ORCH_USER_MAX_QUEUED_BYTES\), and take 0.1 MB"):
+        with pytest.raises(RefusedError, match=r"may take .* KiB \(ORCH_USER_MAX_QUEUED_BYTES\), and take .* KiB"):
             await submit("b", 60_000)
         await submit("c", 1_000)
         await submit("d", 60_000, GRACE)

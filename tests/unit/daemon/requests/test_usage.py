@@ -9,7 +9,7 @@ import pytest
 from orchestrator.api.errors import BadRequestError
 from orchestrator.api.service import UsageQuery
 from orchestrator.core import events as ev
-from orchestrator.core.facts.requesters import ByUser
+from orchestrator.core.facts.reasons import ByUser
 from orchestrator.core.ids import JobId
 from orchestrator.daemon.estimates import EstimateRecord
 from orchestrator.daemon.requests.usage import Usage, recorded_energy

@@ -13,14 +13,12 @@ from orchestrator.api.errors import InvalidSpecError
 from orchestrator.api.protocol import Verb
 from orchestrator.api.requests import ActionRequest
 from orchestrator.core import events as ev
-from orchestrator.core.facts.gangs import MaxDuration
-from orchestrator.core.facts.reasons import Cancelled
-from orchestrator.core.facts.requesters import ByPruner
+from orchestrator.core.facts.faults import MaxDuration
+from orchestrator.core.facts.reasons import ByPruner, Cancelled
 from orchestrator.core.states import JobState
 from orchestrator.daemon.requests.matrices import BestValues, Matrices
-from orchestrator.daemon.search.advisor import AdvisorError
-from orchestrator.daemon.search.searches import Searches
-from orchestrator.daemon.submitting import checking
+from orchestrator.daemon.searches import AdvisorError, Searches
+from orchestrator.daemon.submitting import submission
 from orchestrator.parts import install_line
 from orchestrator.runtime.pools import Pools
 from tests.unit.core.builders import node
@@ -320,7 +318,7 @@ def test_an_advisor_that_fails_is_told_and_asked_again(tmp_path: Path) -> None:
 
 def test_a_search_needs_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(at: Searching) -> None:
-        monkeypatch.setattr(checking, "missing_modules", lambda _: ("optuna",))
+        monkeypatch.setattr(submission, "missing_modules", lambda _: ("optuna",))
         with pytest.raises(InvalidSpecError) as caught:
             await at.submit()
         (problem,) = caught.value.problems

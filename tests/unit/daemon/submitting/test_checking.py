@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from orchestrator.analysis.trackers.names import TRACKERS, TrackerPackage, settings_of
 from orchestrator.api.errors import InvalidSpecError
 from orchestrator.api.requests import SubmitRequest
-from orchestrator.daemon.submitting.checking import MOST_KNOWN_CHARACTERS, check, check_trackers
+from orchestrator.daemon.submitting.submission import MOST_KNOWN_CHARACTERS, check, check_trackers
 from orchestrator.spec.job import parse_job
 from orchestrator.spec.model import JobSpec
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.api.errors import RefusedError
-from orchestrator.daemon.submitting.checking import Checked
-from orchestrator.daemon.submitting.submission import check_fits
+from orchestrator.daemon.submitting.submission import Checked, check_fits
 from orchestrator.spec.job import parse_job
 from tests.support.records import replace
 from tests.unit.core.builders import node, nodes

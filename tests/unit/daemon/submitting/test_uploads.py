@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.api.errors import BadRequestError, RefusedError
 from orchestrator.api.protocol import MAX_PIECE_BYTES
-from orchestrator.daemon.submitting.uploads import KEPT_SECONDS, PILE, Uploads
+from orchestrator.daemon.submitting.archives import KEPT_SECONDS, PILE, Uploads
 
 NOW = 1_000_000_000.0
 UID = 1000

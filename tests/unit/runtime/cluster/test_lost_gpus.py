@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.core.facts.fact import UnreadableFact
 from orchestrator.daemon.gpus import gpu_conditions
-from orchestrator.daemon.nodes.queries import node_view
+from orchestrator.daemon.nodes.requests import node_view
 from orchestrator.runtime.cluster.nodes import still_there
 from tests.support.nodes import node_report
 from tests.unit.core.builders import node, nodes

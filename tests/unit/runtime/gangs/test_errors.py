@@ -6,7 +6,7 @@ import pytest
 from ray import exceptions
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
 
-from orchestrator.core.facts.gangs import ActorLost, ActorNotPlaced, EnvironmentFailed, NodeLost, RecordRestored
+from orchestrator.core.facts.faults import ActorLost, ActorNotPlaced, EnvironmentFailed, NodeLost, RecordRestored
 from orchestrator.runtime.gangs.errors import as_lost, is_away
 from orchestrator.runtime.ranks.rank_events import StaleAttemptError
 

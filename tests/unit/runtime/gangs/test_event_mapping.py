@@ -12,7 +12,7 @@ from orchestrator.checkpoint.errors import NOT_FAILING
 from orchestrator.checkpoint.format.layout import Version
 from orchestrator.checkpoint.repository.persister import PersisterStatus
 from orchestrator.core import events as ev
-from orchestrator.core.facts.gangs import ActorLost, RecordRestored
+from orchestrator.core.facts.faults import ActorLost, RecordRestored
 from orchestrator.core.facts.notes import SaveFailed
 from orchestrator.core.ids import JobId
 from orchestrator.core.states import StopScope

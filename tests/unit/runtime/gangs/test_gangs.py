@@ -9,9 +9,8 @@ import pytest
 import structlog
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.gangs import ActorMissing, HeadLost
-from orchestrator.core.lifecycle.advance import advance
-from orchestrator.core.lifecycle.effects import Ensure, KillRanks
+from orchestrator.core.facts.faults import ActorMissing, HeadLost
+from orchestrator.core.lifecycle.advance import Ensure, KillRanks, advance
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.states import FailureClass
 from orchestrator.runtime.gangs.errors import GangLostError

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orchestrator.core.facts.gangs import ActorLost, FilesNotSent
+from orchestrator.core.facts.faults import ActorLost, FilesNotSent
 from orchestrator.runtime.gangs.errors import GangLostError, NodeFilesError
 from orchestrator.runtime.gangs.launching import Launcher
 from orchestrator.runtime.gangs.table import Gang

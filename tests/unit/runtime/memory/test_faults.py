@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.core import events as ev
-from orchestrator.core.lifecycle.effects import Ensure
+from orchestrator.core.lifecycle.advance import Ensure
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.runtime.memory import faults as f
 from orchestrator.runtime.memory.cluster import MemoryCluster, Script, UnsafeOrderError

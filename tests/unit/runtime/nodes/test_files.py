@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from orchestrator.core.job.record import Job
-from orchestrator.daemon.jobs import workdir_archive as snapshot
+from orchestrator.daemon.submitting import archives as snapshot
 from orchestrator.runtime import remote
 from orchestrator.runtime.cluster.nodes import NodeRegistry
 from orchestrator.runtime.gangs.errors import NodeFilesError, NodeGoneError

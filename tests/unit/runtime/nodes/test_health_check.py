@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.facts.fact import Fact
-from orchestrator.core.facts.nodes import DevicesFailed, DevicesSilent, DeviceWrong, DiskUnwritable
+from orchestrator.core.facts.faults import DevicesFailed, DevicesSilent, DeviceWrong, DiskUnwritable
 from orchestrator.runtime.nodes.agent import check_node
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.daemon.jobs import workdir_archive
+from orchestrator.daemon.submitting import archives
 from orchestrator.durable_files import boot_id
 from orchestrator.runtime.nodes.files import renew
 
@@ -15,8 +15,8 @@ from orchestrator.runtime.nodes.files import renew
 def digest(tmp_path: Path) -> str:
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "train.py").write_text("print('whole')")
-    taken = workdir_archive.take(tmp_path / "source", lambda name: tmp_path / "blobs" / name, max_bytes=10**6)
-    workdir_archive.lay_out(taken.digest, lambda name: tmp_path / "blobs" / name, tmp_path / "work")
+    taken = archives.take(tmp_path / "source", lambda name: tmp_path / "blobs" / name, max_bytes=10**6)
+    archives.lay_out(taken.digest, lambda name: tmp_path / "blobs" / name, tmp_path / "work")
     (tmp_path / "work" / "train.py").write_text("")
     return taken.digest
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.events import MemoryUse
-from orchestrator.core.facts.gpus import GpuLost, Xid
-from orchestrator.core.facts.memory import KernelMessage, OomCount, OomKill
+from orchestrator.core.facts.faults import GpuLost, KernelMessage, OomCount, OomKill, Xid
 from orchestrator.core.states import OutOf
 from orchestrator.gpu.exporter import GpuStatus
 from orchestrator.gpu.sample import GpuInfo, Sample, Vendor, XidCount

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.core.diagnosis.signatures import taken_port
 from orchestrator.core.events import Exit
-from orchestrator.core.facts.rank_ends import PortTaken
+from orchestrator.core.facts.faults import PortTaken
 from orchestrator.runtime.ranks.exit_evidence import port_evidence
 
 

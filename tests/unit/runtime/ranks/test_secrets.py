@@ -5,7 +5,7 @@ from __future__ import annotations
 from orchestrator.checkpoint.repository.persister import PersisterStatus
 from orchestrator.core.diagnosis.health import Frame, RankLook, Thread
 from orchestrator.core.events import Exit
-from orchestrator.core.facts.memory import KernelMessage
+from orchestrator.core.facts.faults import KernelMessage
 from orchestrator.core.facts.notes import PoliciesLeftOut
 from orchestrator.runtime.forkserver.masking import Masker
 from orchestrator.runtime.ranks.rank_events import RankEvent, masked_event, masked_look, masked_progress, masked_status

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.spec.importing.batch_script import import_script, is_batch_script
-from orchestrator.spec.importing.command import job_text
+from orchestrator.spec.importing import import_script, job_text
 from orchestrator.spec.job import parse_job
 from orchestrator.spec.problems import BadValueError
 
@@ -52,7 +51,6 @@ def job_of(text: str) -> dict[str, Any]:
 
 
 def test_a_script_for_two_nodes() -> None:
-    assert is_batch_script(TWO_NODES)
     assert job_of(TWO_NODES) == {
         "version": 1,
         "name": "llama-ft",

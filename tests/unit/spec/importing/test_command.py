@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.spec.importing.command import import_line, job_text, slurm_time
+from orchestrator.spec.importing import import_line, job_text, slurm_time
 from orchestrator.spec.job import parse_job
 from orchestrator.spec.problems import BadValueError
 

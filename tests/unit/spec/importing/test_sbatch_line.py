@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.spec.importing.batch_script import import_script, read_sbatch
+from orchestrator.spec.importing import import_script, read_sbatch
 from orchestrator.spec.problems import BadValueError
 
 

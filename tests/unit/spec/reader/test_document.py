@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import pytest
 import yaml
 
-from orchestrator.spec.fields.nodes import ListNode, MapNode, ScalarNode
+from orchestrator.spec.fields import ListNode, MapNode, ScalarNode
 from orchestrator.spec.problems import Problem, SpecError
 from orchestrator.spec.reader import document
 from orchestrator.spec.reader.document import MAX_DEPTH, MAX_NODES, Node, compose

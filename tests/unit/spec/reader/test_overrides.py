@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.spec.job import parse_job, to_dict
+from orchestrator.spec.job import parse_job
 from orchestrator.spec.model import LogPolicy
 from orchestrator.spec.problems import Problem, SpecError
+from orchestrator.spec.reader.reading import to_dict
 
 FILE = """\
 name: digits

@@ -6,12 +6,12 @@ import jsonschema
 import pytest
 import yaml
 
-from orchestrator.spec.fields.rules import looks_secret
-from orchestrator.spec.job import change_spec, from_dict, parse_job, parse_jobs, passed_variables, to_dict
+from orchestrator.spec.fields import looks_secret
+from orchestrator.spec.job import change_spec, from_dict, parse_job, parse_jobs, passed_variables
 from orchestrator.spec.model import MOST_PATTERNS
 from orchestrator.spec.problems import SpecError
-from orchestrator.spec.reader.passing import LONGEST_VALUE, MOST_VARIABLES
-from orchestrator.spec.reader.reading import job_schema
+from orchestrator.spec.reader.document import LONGEST_VALUE, MOST_VARIABLES
+from orchestrator.spec.reader.reading import job_schema, to_dict
 
 HEAD = "name: digits\nentrypoint: python train.py\n"
 HERE = {

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from orchestrator.store.sql.requests import STATEMENTS
 from orchestrator.store.sql.schema import connect
-from orchestrator.store.sql.statements import STATEMENTS
 from tests.unit.core.builders import ID
 from tests.unit.store.lives import add
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from orchestrator.store.sqlite import SqliteStore
+    from orchestrator.store.store import Store
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         ("ended_before", "USING INDEX jobs_ended"),
     ],
 )
-def test_no_question_reads_the_whole_history(sqlite_store: SqliteStore, path: Path, name: str, index: str) -> None:
+def test_no_question_reads_the_whole_history(store: Store, path: Path, name: str, index: str) -> None:
     connection = connect(path)
     try:
         count = max(STATEMENTS[name].count("?"), 0)
@@ -61,16 +61,14 @@ SELECT 'old-' || i, 1, 'old', 'ada', 1000, 'key-' || i, 'SUCCEEDED', i, i, '{}' 
 """
 
 
-def test_live_jobs_are_found_beside_any_number_that_ended(
-    sqlite_store: SqliteStore, path: Path, run: Callable[..., Any]
-) -> None:
+def test_live_jobs_are_found_beside_any_number_that_ended(store: Store, path: Path, run: Callable[..., Any]) -> None:
     with closing(connect(path)) as connection:
         connection.execute(_HISTORY)
-    job = run(add(sqlite_store, ID))
+    job = run(add(store, ID))
     thousands_of_steps: list[int] = []
-    reading = sqlite_store._reader._connection
+    reading = store._reader._connection
     reading.set_progress_handler(lambda: thousands_of_steps.append(1), 1000)
-    assert run(sqlite_store.load_live()) == [job]
-    assert run(sqlite_store.find(ID, 1000)).job == job
-    assert run(sqlite_store.events(ID))[0].number == 1
+    assert run(store.load_live()) == [job]
+    assert run(store.find(ID, 1000)).job == job
+    assert run(store.events(ID))[0].number == 1
     assert thousands_of_steps == []

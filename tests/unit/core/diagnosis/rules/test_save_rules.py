@@ -94,4 +94,4 @@ def test_the_first_write_may_take_minutes() -> None:
     assert Job().look(60.0, first, first) == []
     forever = {"busy_seconds": d.FIRST_WRITE_SECONDS + 1.0}
     (found,) = Job().look(60.0, forever, forever)
-    assert "has taken 10m1s" in found.sentence()
+    assert "has taken 10m01s" in found.sentence()

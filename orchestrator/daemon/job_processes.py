@@ -1,7 +1,9 @@
-"""Has each tracker of each live job fed by a process that reads the job's records; nothing here waits for a tracker.
+"""Processes that read jobs' records, of low priority: a report of each ended job, and each tracker of each live one.
 
-A process that fails is started again, later each time. It ends with the daemon, and the next daemon's continues from the journal,
-for jobs that have ended lately as well. ``orch status JOB`` shows the journal's content.
+Reports are written one after the other. The next daemon writes those that an ended daemon left out: of jobs that ended in the last day
+and have none. A failed report is logged and never retried by the same daemon; nothing else depends on it. Nothing here waits for a
+tracker. A tracker's process that fails is started again, later each time. It ends with the daemon, and the next daemon's continues from
+the journal, for jobs that have ended lately as well. ``orch status JOB`` shows the journal's content.
 """
 
 from __future__ import annotations
@@ -16,21 +18,136 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from orchestrator.analysis import REPORT
 from orchestrator.analysis.trackers import journal
 from orchestrator.analysis.trackers.names import NETWORK, settings_of
 from orchestrator.core.states import JobState
 from orchestrator.daemon.jobs.tidying import read_secrets
-from orchestrator.store.port import JobFilter
+from orchestrator.store.records import JobFilter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from structlog.typing import FilteringBoundLogger
 
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.spec.paths import Paths
-    from orchestrator.store.port import Store
+    from orchestrator.store.store import Store
+
+REPORT_WRITER: Final = (sys.executable, "-m", "orchestrator.analysis.report_process")
+REPORT_SECONDS: Final = 1800.0
+CAUGHT_UP_SECONDS: Final = 86400.0
+MOST_REPORTED: Final = 200
+MOST_CHARACTERS: Final = 500
+TERMINAL: Final = frozenset(state.value for state in JobState if state.is_terminal)
+THREADS: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+
+
+class JobReports:
+    """Writes reports. ``writer`` is the command, plus a job's directory; it is killed after ``patience`` seconds."""
+
+    def __init__(
+        self,
+        store: Store,
+        paths: Paths,
+        log: FilteringBoundLogger,
+        *,
+        writer: Sequence[str] = REPORT_WRITER,
+        patience: float = REPORT_SECONDS,
+    ) -> None:
+        self._store = store
+        self._paths = paths
+        self._log = log
+        self._writer = tuple(writer)
+        self._patience = patience
+        self._waiting: dict[JobId, None] = {}
+        self._wake = asyncio.Event()
+
+    def ended(self, job: Job) -> None:
+        """Queue the report of an ended job, unless it opted out."""
+        if job.spec.report:
+            self._waiting[job.id] = None
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Write reports until cancelled. A failed report is no failure of the daemon."""
+        try:
+            await self._catch_up()
+        except Exception as error:
+            self._log.warning("reports.not_caught_up", error=str(error))
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._waiting:
+                job_id = next(iter(self._waiting))
+                del self._waiting[job_id]
+                try:
+                    await self._write(job_id)
+                except Exception as error:
+                    self._log.warning("report.not_written", job=job_id, error=str(error))
+
+    async def _catch_up(self) -> None:
+        """Queue the jobs that ended recently and have no report."""
+        ended = await self._store.jobs(JobFilter(states=TERMINAL, limit=MOST_REPORTED))
+        since = time.time() - CAUGHT_UP_SECONDS
+        for job in reversed(ended):
+            if job.ended_at is not None and job.ended_at >= since:
+                self.ended(job)
+
+    async def _write(self, job_id: JobId) -> None:
+        if not await asyncio.to_thread(_to_be_written, self._paths, job_id):
+            return
+        process = await asyncio.create_subprocess_exec(
+            *self._writer,
+            str(self._paths.job(job_id)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, **THREADS},
+            cwd="/",
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(self._patience):
+                stderr = await _last_bytes(process.stderr)
+                code = await process.wait()
+        finally:  # an ending daemon leaves no writer behind; the next one starts the report again
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        if code == 0:
+            self._log.info("report.written", job=job_id)
+        else:
+            text = stderr.decode(errors="replace").strip().splitlines()[-1:]
+            self._log.warning("report.not_written", job=job_id, exit_code=code, error="".join(text))
+
+
+async def _last_bytes(stream: asyncio.StreamReader | None) -> bytes:
+    """Return the end of a process's output, which is read to its end."""
+    last = b""
+    while stream is not None and (more := await stream.read(65536)):
+        last = (last + more)[-MOST_CHARACTERS:]
+    return last
+
+
+def _to_be_written(paths: Paths, job_id: JobId) -> bool:
+    """Whether there is something to report and no report yet; a process for each of a thousand tiny jobs costs too much."""
+    if (paths.job(job_id) / REPORT).exists():
+        return False
+    return _holds(paths.metrics(job_id)) or any(
+        _holds(path) for path in paths.job(job_id).glob("telemetry/telemetry-*.csv")
+    )
+
+
+def _holds(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False
+
 
 WRITER: Final = (sys.executable, "-m", "orchestrator.analysis.trackers.process")
 AT_ONCE: Final = 64
@@ -39,9 +156,7 @@ PATIENCE_SECONDS: Final = 600.0
 FIRST_DELAY_SECONDS: Final = 5.0
 LONGEST_DELAY_SECONDS: Final = 600.0
 TRIES_AFTER_END: Final = 5
-CAUGHT_UP_SECONDS: Final = 86400.0
 MOST_CAUGHT_UP: Final = 1000
-TERMINAL: Final = frozenset(state.value for state in JobState if state.is_terminal)
 LIVE: Final = frozenset(state.value for state in JobState) - TERMINAL
 _KEPT: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "PYTHONPATH", "PYTHONPYCACHEPREFIX", *NETWORK)
 _QUIET: Final = {"WANDB_ERROR_REPORTING": "false", "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "1"}

@@ -1,8 +1,12 @@
-"""Working directories that remote submitters upload: pieces kept by content, put together for one submission.
+"""Archives the working directory at submission: stored by content, laid out as a writable copy per job.
 
-A piece is at most ``MAX_PIECE_BYTES`` of a file, named by its SHA-256, and belongs to the user who sent it: no other user
-learns that it is here. Nothing that a client names becomes a path before it is checked, and everything is laid out in a new
-directory of the daemon's own, links last.
+An archive is a manifest (JSON, itself a blob) of paths, modes and digests. Files excluded by ``.gitignore`` or
+``.orchignore`` and ``.git`` are left out. Links that lead out of the directory are refused, as is more than the limit.
+Blobs are durable before the archive's digest is returned.
+
+Remote submitters upload: pieces kept by content are put together for one submission. A piece is at most ``MAX_PIECE_BYTES`` of a file,
+named by its SHA-256, and belongs to the user who sent it: no other user learns that it is here. Nothing that a client names becomes a
+path before it is checked, and everything is laid out in a new directory of the daemon's own, links last.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import json
 import os
 import posixpath
 import re
+import stat
 import tempfile
 import threading
 from dataclasses import dataclass
@@ -20,13 +25,129 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator import trees
+from orchestrator.abandoned import sha256_of, stop_if_abandoned
 from orchestrator.api.errors import BadRequestError, RefusedError
 from orchestrator.api.protocol import MAX_MANIFEST_BYTES, MAX_PIECE_BYTES
+from orchestrator.durable_files import whole_file, write_whole
 from orchestrator.private_files import make_private
-from orchestrator.runtime.nodes.workdir_walk import ALWAYS_IGNORED, IGNORE_FILES, MAX_DEPTH, MAX_FILES
+from orchestrator.runtime.nodes.files import lay_out
+from orchestrator.runtime.nodes.workdir_walk import (
+    ALWAYS_IGNORED,
+    IGNORE_FILES,
+    MAX_COUNTED,
+    MAX_DEPTH,
+    MAX_FILES,
+    Found,
+    LeftOutCount,
+    WorkdirError,
+    link_target,
+    refuse_too_large,
+    walk,
+)
+from orchestrator.spec.plain_files import open_plain, read_plain
+from orchestrator.units import size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from orchestrator.core.events import LeftOut
+
+__all__ = ["Snapshot", "WorkdirError", "lay_out", "measure", "take"]
+
+_CHUNK: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """An archive: the manifest's digest, the number of files, their size in bytes."""
+
+    digest: str = ""
+    files: int = 0
+    size_bytes: int = 0
+    left_out: LeftOut | None = None
+
+
+def take(directory: Path, blob: Callable[[str], Path], *, max_bytes: int, max_counted: int = MAX_COUNTED) -> Snapshot:
+    """Archive ``directory``. ``blob`` returns a digest's file. Raises WorkdirError.
+
+    At most ``max_counted`` excluded files are counted.
+    """
+    if not directory.is_dir():
+        raise WorkdirError(f"working_dir {directory} is not a directory; set working_dir to one, or to null for none")
+    left_out = LeftOutCount(most=max_counted)
+    found = list(walk(directory, left_out))
+    size_bytes = refuse_too_large(directory, found, max_bytes)
+    entries = [_entry(f, directory, blob) for f in found]
+    manifest = json.dumps({"version": 1, "entries": entries}, sort_keys=True, separators=(",", ":")).encode()
+    digest = hashlib.sha256(manifest).hexdigest()
+    _store(manifest, blob(digest))
+    return Snapshot(digest=digest, files=len(entries), size_bytes=size_bytes, left_out=left_out.counts())
+
+
+def measure(directory: Path) -> tuple[int, int, LeftOut | None]:
+    """Return the files and bytes that an archive would hold, and what it would exclude. Raises WorkdirError."""
+    left_out = LeftOutCount()
+    found = list(walk(directory, left_out))
+    size_bytes = sum(f.status.st_size for f in found if stat.S_ISREG(f.status.st_mode))
+    return len(found), size_bytes, left_out.counts()
+
+
+def _entry(found: Found, root: Path, blob: Callable[[str], Path]) -> dict[str, object]:
+    stop_if_abandoned()
+    mode = found.status.st_mode
+    if stat.S_ISDIR(mode):
+        return {"path": found.relative, "type": "directory"}
+    if stat.S_ISLNK(mode):
+        return {"path": found.relative, "type": "link", "target": link_target(found, root)}
+    if not stat.S_ISREG(mode):
+        raise WorkdirError(f"{found.path} is neither a file, a directory nor a link; list it in .gitignore")
+    return {
+        "path": found.relative,
+        "type": "file",
+        "mode": 0o700 if mode & 0o100 else 0o600,
+        "digest": _store_file(found, blob),
+    }
+
+
+def _store_file(found: Found, blob: Callable[[str], Path]) -> str:
+    small = found.status.st_size <= _CHUNK
+    try:
+        data = read_plain(found.path, _CHUNK) if small else b""
+        digest = hashlib.sha256(data).hexdigest() if small else _digest(found.path)
+    except OSError as error:
+        raise WorkdirError(f"{found.path}: {error.strerror}; make it readable or list it in .gitignore") from error
+    if small:
+        _store(data, blob(digest))
+    else:
+        _store_large(found.path, digest, blob(digest))
+    return digest
+
+
+def _digest(path: Path) -> str:
+    with os.fdopen(open_plain(path), "rb") as file:
+        return sha256_of(file)[0]
+
+
+def _store_large(path: Path, digest: str, target: Path) -> None:
+    if target.exists():
+        return
+    hashing = hashlib.sha256()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(target) as sink, os.fdopen(open_plain(path), "rb") as source:
+        while chunk := source.read(_CHUNK):
+            hashing.update(chunk)
+            sink.write(chunk)
+        if hashing.hexdigest() != digest:
+            raise WorkdirError(
+                f"{path} changes while it is read; submit again when it is at rest, or list it in .gitignore"
+            )
+
+
+def _store(data: bytes, target: Path) -> None:
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(target, data)
+
 
 MAX_NAME_BYTES: Final = 255
 MAX_PATH_BYTES: Final = 2048
@@ -72,16 +193,16 @@ def read_manifest(text: bytes, *, max_bytes: int) -> tuple[Entry, ...]:
     items = found.get("entries") if isinstance(found, dict) and found.get("version") == 1 else None
     if not isinstance(items, list) or len(items) > MAX_FILES:
         raise _invalid(f"it is not of version 1 with at most {MAX_FILES} entries")
-    entries = tuple(_entry(item) for item in items)
+    entries = tuple(_file_entry(item) for item in items)
     _refuse_conflicts(entries)
     _refuse_links_out({entry.path: entry.target for entry in entries if isinstance(entry, LinkEntry)})
-    size = sum(entry.size_bytes for entry in entries if isinstance(entry, FileEntry))
-    if size > max_bytes:
-        raise _invalid(f"its files have {size} bytes, {max_bytes} at most")
+    total = sum(entry.size_bytes for entry in entries if isinstance(entry, FileEntry))
+    if total > max_bytes:
+        raise _invalid(f"its files have {total} bytes, {max_bytes} at most")
     return entries
 
 
-def _entry(item: Any) -> Entry:
+def _file_entry(item: Any) -> Entry:
     if not isinstance(item, dict):
         raise _invalid("an entry is not an object")
     path = _path(item.get("path"))
@@ -127,11 +248,11 @@ def _entry_size(value: Any, path: str) -> int:
     return value
 
 
-def _pieces(value: Any, size: Any, path: str) -> tuple[str, ...]:
+def _pieces(value: Any, length: Any, path: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(digest, str) for digest in value):
         raise _invalid(f"{path!r} has no pieces")
-    if len(value) != -(-int(size) // MAX_PIECE_BYTES):
-        raise _invalid(f"{path!r} has {len(value)} pieces for {size} bytes")
+    if len(value) != -(-int(length) // MAX_PIECE_BYTES):
+        raise _invalid(f"{path!r} has {len(value)} pieces for {length} bytes")
     return tuple(value)
 
 
@@ -208,7 +329,7 @@ class Uploads:
         """
         if size_bytes > self._max_bytes:
             raise RefusedError(
-                f"working_dir holds {size_bytes / 1e6:.0f} MB, the limit is {self._max_bytes / 1e6:.0f} MB",
+                f"working_dir holds {size(size_bytes)}, the limit is {size(self._max_bytes)}",
                 hint="list data in .gitignore and read it from its own place on the daemon's machine",
             )
         self._drop_old(uid, now)
@@ -237,18 +358,18 @@ class Uploads:
             Path(draft).unlink(missing_ok=True)
             raise
 
-    def _reserve(self, uid: int, size: int) -> None:
+    def _reserve(self, uid: int, more: int) -> None:
         """Count a piece of the user's. Raises RefusedError where there is no room for it."""
         with self._lock:
             held = self._held.get(uid)
             if held is None:
                 held = sum(map(_size, self._pieces(uid)))
-            if held + size > PILE * self._max_bytes:
+            if held + more > PILE * self._max_bytes:
                 raise RefusedError(
-                    f"your uploads hold {held / 1e6:.0f} MB, the limit is {PILE * self._max_bytes / 1e6:.0f} MB",
+                    f"your uploads hold {size(held)}, the limit is {size(PILE * self._max_bytes)}",
                     hint="pieces that no submission needs are removed after a day",
                 )
-            self._held[uid] = held + size
+            self._held[uid] = held + more
 
     def lay_out(self, uid: int, manifest: Sequence[str]) -> Path:
         """Return a new directory with the content that the pieces of ``manifest`` describe.

@@ -1,1 +1,0 @@
-"""Searches over a matrix: submits the trials of `strategy: optuna` one after the other, and ends those that do badly."""
