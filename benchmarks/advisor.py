@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 TARGET_ERROR: Final = 0.05
 TARGET_SHARE: Final = 0.95
-MOST_REGRET: Final = 0.01
+MAX_REGRET: Final = 0.01
 CELLS: Final = "medium=16,64,256,1024 large=8,32,128,512 conv=4,8,16,32 transformer=4,8,16,32"
 _WINDOW: Final = 5
 
@@ -215,7 +215,7 @@ def _floor(groups: Sequence[Mapping[str, Any]]) -> Floor:
 
 
 def _share(regrets: Sequence[float]) -> float:
-    return fmean(regret <= MOST_REGRET for regret in regrets)
+    return fmean(regret <= MAX_REGRET for regret in regrets)
 
 
 Key = tuple[str, str, int, int]

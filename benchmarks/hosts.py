@@ -30,7 +30,7 @@ UPTIME_SECONDS: Final = 5000
 AHEAD_SECONDS: Final = 300.0
 SHORT_SECONDS: Final = (0.5, 4.0)
 LONG_SECONDS: Final = (4.0, 30.0)
-MOST_RESTARTS: Final = 1_000_000
+MAX_RESTARTS: Final = 1_000_000
 BAD_NETWORKS: Final[tuple[dict[str, float], ...]] = (
     {"delay": 0.2},
     {"delay": 0.05, "jitter": 0.2},
@@ -181,7 +181,7 @@ def run(count: int, seconds: float, seed: int, only: Sequence[str] = ()) -> Foun
 
 
 def _spec() -> dict[str, Any]:
-    restarts = {"infra": MOST_RESTARTS, "hang": MOST_RESTARTS}
+    restarts = {"infra": MAX_RESTARTS, "hang": MAX_RESTARTS}
     return {
         "resources": {
             "num_workers": RANKS,
@@ -189,7 +189,7 @@ def _spec() -> dict[str, Any]:
             "placement_strategy": "SPREAD",
             "nodes": ["host2", "host3"],
         },
-        "retry": {"max_restarts": restarts, "max_no_progress": MOST_RESTARTS, "backoff": {"max": "1s"}},
+        "retry": {"max_restarts": restarts, "max_no_progress": MAX_RESTARTS, "backoff": {"max": "1s"}},
         "checkpoint": {"storage_path": f"{SHARED}/checkpoints"},
     }
 

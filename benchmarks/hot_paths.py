@@ -79,7 +79,7 @@ def _submission(number: int) -> ev.JobSubmitted:
 def _life(job_id: JobId) -> Sequence[ev.Event]:
     """Return the events of a job that runs, loses rank 3 and starts again."""
     seats = tuple(
-        ev.Seat(
+        ev.RankPlacement(
             rank=rank,
             node_id="n0",
             node_name="n0",

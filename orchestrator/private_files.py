@@ -26,7 +26,7 @@ _OTHERS_READ_OR_WRITE: Final = 0o066
 _OTHERS_WRITE: Final = 0o022
 _ENTER: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LIST: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_MOST_LINKS: Final = 40
+_MAX_LINKS: Final = 40
 
 
 class NotPrivateError(PermissionError):
@@ -198,7 +198,7 @@ def _enter(name: str, here: int, shown: str, *, make: bool) -> int | None:
 
 def _target(name: str, here: int, shown: str, *, exposed: bool, links: int) -> str:
     """Return the target of a link that only this user or root can have created."""
-    if not exposed and links < _MOST_LINKS:
+    if not exposed and links < _MAX_LINKS:
         try:
             return os.readlink(name, dir_fd=here)
         except OSError as error:

@@ -3,7 +3,7 @@
 Such a tree may be a hundred thousand levels deep, have paths longer than the kernel accepts, hold millions of files,
 directories without permissions or mounted file systems, and change meanwhile. ``os.walk``, ``os.fwalk``, ``Path.rglob``,
 ``shutil.copytree`` and ``shutil.rmtree`` call themselves for each level and end in RecursionError, which ``except
-OSError`` does not catch. The functions here do not recurse, follow no link, open at most ``MOST_LEVELS`` descriptors,
+OSError`` does not catch. The functions here do not recurse, follow no link, open at most ``MAX_LEVELS`` descriptors,
 stay on the file system of the tree's root, and raise nothing because of a tree's content: a ``Problems`` names what was not
 read or removed, and why.
 
@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MOST_LEVELS: Final = 100
+MAX_LEVELS: Final = 100
 """Levels that a walk enters, and that a removal has open at once."""
 
-MOST_ENTRIES: Final = 1_000_000
+MAX_ENTRIES: Final = 1_000_000
 NAMED: Final = 5
 """Problems that are kept; further ones are counted."""
 
@@ -36,8 +36,8 @@ SHOWN: Final = 80
 """Characters of a path in a message."""
 
 _BATCH: Final = 1000
-_MOST_ROUNDS: Final = 10_000
-_MOST_STUCK: Final = 10_000
+_MAX_ROUNDS: Final = 10_000
+_MAX_STUCK: Final = 10_000
 _CHECK_EVERY: Final = 256
 _OWNER: Final = 0o700
 _LIST: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -48,7 +48,7 @@ class Cause(enum.Enum):
     """Why a part of a tree was not read, copied or removed; the value is its wording."""
 
     SYSTEM = "refused by the operating system"
-    DEEP = f"more than {MOST_LEVELS} directories deep"
+    DEEP = f"more than {MAX_LEVELS} directories deep"
     MANY = "too many files to list"
     SLOW = "not finished in time"
     MOUNTED = "another file system is mounted there"
@@ -141,7 +141,7 @@ def walk(
     problems: Problems,
     *,
     prefix: str = "",
-    most_entries: int = MOST_ENTRIES,
+    most_entries: int = MAX_ENTRIES,
     until: float | None = None,
 ) -> Iterator[Found]:
     """Yield every entry below a directory (a path, or a descriptor, which stays open), each directory before its content.
@@ -203,7 +203,7 @@ def _descend(stack: list[_Level], device: int, problems: Problems) -> _Level | N
     level = stack[-1]
     name = level.pending.pop()
     path = level.below(name)
-    if len(stack) >= MOST_LEVELS:
+    if len(stack) >= MAX_LEVELS:
         problems.add(path, Cause.DEEP)
         return None
     try:
@@ -315,7 +315,7 @@ def remove(path: str | os.PathLike[str], *, dir_fd: int | None = None, until: fl
 
 
 class _Removing:
-    """One removal. A directory below ``MOST_LEVELS`` others moves to the root's own level, so the depth has no limit."""
+    """One removal. A directory below ``MAX_LEVELS`` others moves to the root's own level, so the depth has no limit."""
 
     def __init__(self, until: float | None) -> None:
         self.left = Problems()
@@ -339,7 +339,7 @@ class _Removing:
         try:
             while stack:
                 level = stack[-1]
-                if not level.pending and level.rounds < _MOST_ROUNDS and len(level.stuck) < _MOST_STUCK:
+                if not level.pending and level.rounds < _MAX_ROUNDS and len(level.stuck) < _MAX_STUCK:
                     level.rounds += 1
                     self._empty(level)
                 if self._late:
@@ -364,13 +364,13 @@ class _Removing:
                     self._calls += 1
                     if self._until is not None and self._calls % _CHECK_EVERY == 1:
                         self._late = time.monotonic() >= self._until
-                    if self._late or len(level.pending) >= _BATCH or len(level.stuck) >= _MOST_STUCK:
+                    if self._late or len(level.pending) >= _BATCH or len(level.stuck) >= _MAX_STUCK:
                         return
                     if entry.is_dir(follow_symlinks=False) or self._unlink(level, entry.name):
                         level.pending.append(entry.name)
         except OSError as error:
             self.left.add(level.path, error)
-            level.rounds = _MOST_ROUNDS
+            level.rounds = _MAX_ROUNDS
 
     def _unlink(self, level: _Level, name: str, shown: str | None = None) -> bool:
         """Unlink a file; True when it is a directory."""
@@ -401,7 +401,7 @@ class _Removing:
         if os.fstat(below.handle).st_dev != device:
             os.close(below.handle)
             self._stuck(level, name, Cause.MOUNTED)
-        elif len(stack) < MOST_LEVELS:
+        elif len(stack) < MAX_LEVELS:
             stack.append(below)
         else:
             os.close(below.handle)
@@ -448,7 +448,7 @@ class _Removing:
             above.stuck.add(level.name)
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 self.left.add(level.path, error)
-            elif not level.stuck and level.rounds <= _MOST_ROUNDS:
+            elif not level.stuck and level.rounds <= _MAX_ROUNDS:
                 self.left.add(level.path, Cause.BUSY)
 
     def _stuck(self, level: _Level, name: str, cause: Cause | OSError, shown: str | None = None) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from benchmarks.disturbances.places import Place
 
 RANKS: Final = 2
-MOST_RESTARTS: Final = 1_000_000
+MAX_RESTARTS: Final = 1_000_000
 
 
 def run(name: str, count: int, seconds: float, seed: int, per_round: int) -> tuple[Found, list[Rest]]:
@@ -60,8 +60,8 @@ def _round(place: Place, found: Found, dice: random.Random, count: int, deadline
 
 
 def _spec(place: Place, ledger: Ledger, until: Path) -> str:
-    restarts = {"infra": MOST_RESTARTS, "hang": MOST_RESTARTS}
-    keys = {"retry": {"max_restarts": restarts, "max_no_progress": MOST_RESTARTS, "backoff": {"max": "1s"}}}
+    restarts = {"infra": MAX_RESTARTS, "hang": MAX_RESTARTS}
+    keys = {"retry": {"max_restarts": restarts, "max_no_progress": MAX_RESTARTS, "backoff": {"max": "1s"}}}
     spec = json.loads(job_spec(ledger, name="soak", ranks=RANKS, until=str(until), spec=keys, **place.options))
     spec["resources"] |= place.resources
     return json.dumps(spec)

@@ -77,7 +77,7 @@ def reported(name: str) -> Measure:
     return Measure(name=f"metric.{name}" if taken else name, unit="", noun=name)
 
 
-MOST_PARTS: Final = 2000
+MAX_PARTS: Final = 2000
 POINTS_A_PART: Final = 2
 LEAST_PARTS: Final = 8
 SUMMED: Final = (Quantity.MEMORY, Quantity.POWER)
@@ -154,7 +154,7 @@ def edges_of(lines: Sequence[Line]) -> Floats | None:
     if least < 2:
         return None
     wanted = least // POINTS_A_PART
-    return np.linspace(start, end, (min(MOST_PARTS, wanted) if wanted >= LEAST_PARTS else least) + 1)
+    return np.linspace(start, end, (min(MAX_PARTS, wanted) if wanted >= LEAST_PARTS else least) + 1)
 
 
 def at_common_places(first: Line, second: Line) -> tuple[Line, Line]:

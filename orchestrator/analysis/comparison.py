@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from orchestrator.analysis.runs import Floats, Run
 
 LETTERS: Final = "ABCDEFGH"
-MOST_RUNS: Final = len(LETTERS)
-MOST_METRICS: Final = 32
+MAX_RUNS: Final = len(LETTERS)
+MAX_METRICS: Final = 32
 ROUNDING: Final = 1e-9
 """Differences below this share of the figures are rounding errors."""
 
@@ -116,8 +116,8 @@ def chosen_alignment(runs: Sequence[Run]) -> Align:
 
 def compare(runs: Sequence[Run], align: Align | None = None) -> Comparison:
     """Compare runs with the first. Raises CompareError."""
-    if not 2 <= len(runs) <= MOST_RUNS:
-        raise CompareError(f"compare 2 to {MOST_RUNS} runs, not {len(runs)}")
+    if not 2 <= len(runs) <= MAX_RUNS:
+        raise CompareError(f"compare 2 to {MAX_RUNS} runs, not {len(runs)}")
     chosen = align or chosen_alignment(runs)
     for run in runs:
         if chosen is Align.STEP and (run.progress is None or len(run.progress.times) < 2):
@@ -170,7 +170,7 @@ def lines_of(run: Aligned) -> dict[Measure, Line]:
             JOULES: spans.line(spans.joules, spans.samples),
         }
     names = [] if run.run.progress is None else sorted(run.run.progress.metrics)
-    for name in [name for name in names if name not in LOSSES][:MOST_METRICS]:
+    for name in [name for name in names if name not in LOSSES][:MAX_METRICS]:
         found[reported(name)] = metric_line(run, name)
     return {measure: line for measure, line in found.items() if line is not None}
 
@@ -273,7 +273,7 @@ _FORM: Final = re.compile(
     r"\s*([A-Za-z_][\w./-]*)\s*(>=|<=|>|<)\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(%?)\s*", re.ASCII
 )
 _COMPARED: Final = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}
-MOST_CHARACTERS: Final = 200
+MAX_CHARACTERS: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,10 +308,10 @@ class Broken:
 
 def parse_condition(text: str) -> Condition:
     """Parse a condition. Raises CompareError with the expected form."""
-    match = _FORM.fullmatch(text) if len(text) <= MOST_CHARACTERS else None
+    match = _FORM.fullmatch(text) if len(text) <= MAX_CHARACTERS else None
     if match is None:
         raise CompareError(
-            f"{text[:MOST_CHARACTERS]!r} is not a condition; write METRIC>+5%, METRIC<-0.1 or the like, for example memory>+5%"
+            f"{text[:MAX_CHARACTERS]!r} is not a condition; write METRIC>+5%, METRIC<-0.1 or the like, for example memory>+5%"
         )
     return Condition(text=text.strip(), name=match[1], sign=match[2], bound=float(match[3]), percent=bool(match[4]))
 

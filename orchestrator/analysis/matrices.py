@@ -271,7 +271,7 @@ def _configurations(found: Sequence[Configuration]) -> list[str]:
 GRAPHS: Final = "graphs"
 COPIED: Final = ("telemetry", "metrics.jsonl", "metrics.jsonl.1", REPORT)
 LONGEST_LABEL: Final = 40
-MOST_TOGETHER: Final = 12
+MAX_TOGETHER: Final = 12
 """Runs in one picture; more cannot be told apart."""
 
 
@@ -326,7 +326,7 @@ def _together(results: Results, runs: Sequence[MatrixRun]) -> None:
     sampled = [(one, one.run) for one in runs if one.run is not None and any(gpu.times.size for gpu in one.run.gpus)]
     if not sampled:
         return
-    shown = [replace(run, name=f"{_label(one.values)} [{one.job_id}]") for one, run in sampled[:MOST_TOGETHER]]
+    shown = [replace(run, name=f"{_label(one.values)} [{one.job_id}]") for one, run in sampled[:MAX_TOGETHER]]
     if len(shown) < len(sampled):
         results.missing.append(f"pictures of runs side by side show the first {len(shown)} of {len(sampled)}")
     accuracy = any(run.progress is not None and run.progress.best(*ACCURACIES) for run in shown)
@@ -396,13 +396,13 @@ UNITS: Final = {
     "memory_mib": "memory of all GPUs, mean (MiB)",
     "energy_joules": "energy (J)",
 }
-MOST_SHOWN: Final = 40
+MAX_SHOWN: Final = 40
 _LABEL = 60
 
 
 def by_configuration(found: Sequence[Configuration], quantity: str, target: Path) -> Path:
     """Draw the mean, the range and the standard deviation of a quantity; the configurations from the top down in their order."""
-    shown = [one for one in found if quantity in one.quantities][:MOST_SHOWN]
+    shown = [one for one in found if quantity in one.quantities][:MAX_SHOWN]
     if not shown:
         raise PlotError(f"no run has reported {quantity}")
     figure = new_figure(8.0, max(2.2, 0.6 + 0.4 * len(shown)))
@@ -425,7 +425,7 @@ def _short(label: str) -> str:
     return label if len(label) <= _LABEL else f"{label[: _LABEL - 3]}..."
 
 
-_MOST_NUMBERS: Final = 40
+_MAX_NUMBERS: Final = 40
 
 
 def write_history(trials: Sequence[TrialResult], name: str, order: str, target: Path) -> Path:
@@ -498,7 +498,7 @@ def _front_panel(
             color=COLOURS[0],
             linewidth=1,
         )
-    for trial in front[:_MOST_NUMBERS]:
+    for trial in front[:_MAX_NUMBERS]:
         point = (trial.given[across], trial.given[up])
         panel.annotate(str(trial.number), point, textcoords="offset points", xytext=(6, 4), fontsize="small")
     panel.margins(0.12)

@@ -34,8 +34,8 @@ GREY: Final = "#666666"
 BAND_COLOURS: Final = {"excellent": "#56B4E9", "good": "#009E73", "fair": "#E69F00", "poor": "#D55E00"}
 HATCHES: Final = {"excellent": "", "good": "", "fair": "//", "poor": "xx"}
 DPI: Final = 100
-MOST_POINTS: Final = 1500
-MOST_LINES: Final = 8
+MAX_POINTS: Final = 1500
+MAX_LINES: Final = 8
 """More GPUs than this are drawn as a range with the median in it: more lines cannot be told apart."""
 
 
@@ -109,7 +109,7 @@ def time_axis(start: float, seconds: float) -> TimeAxis:
     return TimeAxis(start, "min", 60.0) if seconds < 4 * 3600 else TimeAxis(start, "h", 3600.0)
 
 
-def thinned(times: Floats, values: Floats, most: int = MOST_POINTS) -> tuple[Floats, Floats]:
+def thinned(times: Floats, values: Floats, most: int = MAX_POINTS) -> tuple[Floats, Floats]:
     """Return the visible points of a line: the lowest and the highest of each few values, with a break where values are missing."""
     there = np.isfinite(values)
     times, values = times[there], values[there]
@@ -137,8 +137,8 @@ def grid_of(count: int) -> tuple[int, int]:
 
 
 OVERVIEW: Final = (Quantity.UTILIZATION, Quantity.MEMORY, Quantity.POWER, Quantity.TEMPERATURE, Quantity.CLOCK)
-MOST_BARS_WITH_NUMBERS: Final = 16
-MOST_PANELS_WITH_LABELS: Final = 16
+MAX_BARS_WITH_NUMBERS: Final = 16
+MAX_PANELS_WITH_LABELS: Final = 16
 
 
 def write_overview(run: Run, target: Path) -> Path:
@@ -165,7 +165,7 @@ def write_overview(run: Run, target: Path) -> Path:
 def draw_lines(axis: Any, gpus: Sequence[GpuSeries], quantity: Quantity, time: TimeAxis) -> None:
     """Draw a line for each GPU or, for many, the range between them with the median and the two that differ most."""
     having = [gpu for gpu in gpus if gpu.has(quantity)]
-    if len(having) > MOST_LINES:
+    if len(having) > MAX_LINES:
         _range(axis, having, quantity, time)
         return
     for place, gpu in enumerate(having):
@@ -241,7 +241,7 @@ def write_memory_breakdown(run: Run, target: Path) -> Path:
     if not gpus or run.start is None:
         raise PlotError(f"{run.name} holds no memory of GPUs")
     rows, columns = grid_of(len(gpus))
-    large = len(gpus) <= MOST_PANELS_WITH_LABELS
+    large = len(gpus) <= MAX_PANELS_WITH_LABELS
     size = (4.2, 2.6) if large else (1.7, 1.35)
     figure = new_figure(max(6.0, size[0] * columns), 1.0 + size[1] * rows)
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
@@ -299,7 +299,7 @@ def _distribution(axis: Any, gpus: Sequence[GpuSeries], quantity: Quantity) -> N
     cv = coefficient_of_variation([float(mean) for mean in means[np.isfinite(means)]]) or 0.0
     bars = axis.bar(range(len(gpus)), np.nan_to_num(means), color=COLOURS[0], width=0.75)
     axis.axhline(centre, color=COLOURS[1], linestyle="--", linewidth=1.2)
-    few = len(gpus) <= MOST_BARS_WITH_NUMBERS
+    few = len(gpus) <= MAX_BARS_WITH_NUMBERS
     if few:
         axis.bar_label(bars, [f"{mean:,.0f}" for mean in means], fontsize="small", label_type="center", color="white")
     step = 1 if few else max(1, len(gpus) // 16)
@@ -345,7 +345,7 @@ def _nothing(axis: Any, why: str) -> None:
 
 
 MARKERS: Final = "osD^vP*X"
-MOST_GRID: Final = 2000
+MAX_GRID: Final = 2000
 IDLE: Final = 0.05
 
 
@@ -355,7 +355,7 @@ def total_over_time(run: Run, quantity: Quantity) -> tuple[Floats, Floats]:
     if not gpus:
         return np.empty(0), np.empty(0)
     longest = max(gpus, key=lambda gpu: len(gpu.times)).times
-    times = longest if len(longest) <= MOST_GRID else np.linspace(longest[0], longest[-1], MOST_GRID)
+    times = longest if len(longest) <= MAX_GRID else np.linspace(longest[0], longest[-1], MAX_GRID)
     total = np.zeros(len(times))
     for gpu in gpus:
         values = gpu.shown(quantity)
@@ -473,7 +473,7 @@ def write_memory_against_accuracy(runs: Sequence[Run], target: Path) -> Path:
     return save(figure, target)
 
 
-MOST_PANELS: Final = 12
+MAX_PANELS: Final = 12
 BINS: Final = 40
 HISTOGRAMS: Final = ("memory", "utilization", "power", "temperature", "step_time", "joules_per_sample")
 LINE_DASHES: Final = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), "-.")
@@ -497,7 +497,7 @@ def _shared(runs: Sequence[Run], align: Align) -> list[tuple[Measure, list[Line]
 
 def write_overlay(runs: Sequence[Run], align: Align, target: Path) -> Path:
     """Draw ``gpu_comparison.png``: a panel for each figure, a line for each run."""
-    shared = _shared(runs, align)[:MOST_PANELS]
+    shared = _shared(runs, align)[:MAX_PANELS]
     if not shared:
         raise PlotError("these runs have no figure in common to draw")
     rows = -(-len(shared) // 2)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from orchestrator.analysis.runs import GpuSeries, Progress, Run
 
-MOST_WINDOWS: Final = 400
+MAX_WINDOWS: Final = 400
 LEAST_WINDOWS: Final = 30
 LONGEST_OF_A_SHORT_RUN_SECONDS: Final = 60.0
 QUANTITIES: Final = (Quantity.UTILIZATION, Quantity.MEMORY, Quantity.POWER)
@@ -69,7 +69,7 @@ def cut(run: Run) -> Windows | None:
         else end - start
     )
     seconds = max(
-        min(LONGEST_OF_A_SHORT_RUN_SECONDS, (end - start) / LEAST_WINDOWS), (end - start) / MOST_WINDOWS, 2 * period
+        min(LONGEST_OF_A_SHORT_RUN_SECONDS, (end - start) / LEAST_WINDOWS), (end - start) / MAX_WINDOWS, 2 * period
     )
     count = max(1, int((end - start) / seconds + 1e-6))
     edges = np.linspace(start, end, count + 1)

@@ -278,9 +278,9 @@ def gpu_label(index: int, uuid: str, *, shared: bool) -> str:
     return f"GPU {index} ({uuid.removeprefix('GPU-')[:13]})" if shared and uuid else f"GPU {index}"
 
 
-MOST_METRICS: Final = 256
-MOST_LINE_CHARACTERS: Final = 64 * 1024
-MOST_LINES: Final = 2_000_000
+MAX_METRICS: Final = 256
+MAX_LINE_CHARACTERS: Final = 64 * 1024
+MAX_LINES: Final = 2_000_000
 _MOST: Final = 2.0**53
 
 
@@ -298,7 +298,7 @@ def read_progress(path: Path) -> Progress | None:
 def _rows(path: Path) -> list[Mapping[str, Any]]:
     rows: list[Mapping[str, Any]] = []
     with _open(path) as file:
-        while len(rows) < MOST_LINES and (line := file.readline(MOST_LINE_CHARACTERS)):
+        while len(rows) < MAX_LINES and (line := file.readline(MAX_LINE_CHARACTERS)):
             if (row := report_of(line)) is not None:
                 rows.append(row)
     return rows
@@ -356,7 +356,7 @@ def _metrics(reported: Sequence[object]) -> dict[str, Floats]:
             continue
         for name, value in metrics.items():
             if name not in columns:
-                if len(columns) >= MOST_METRICS:
+                if len(columns) >= MAX_METRICS:
                     continue
                 columns[name] = np.full(len(reported), np.nan)
             columns[name][place] = valid_number(value, least=-_MOST)

@@ -226,7 +226,7 @@ def _user(choose: random.Random) -> str:
     return f"user-{min(int(choose.paretovariate(1.0)), _USERS)}"
 
 
-MOST_NODES: Final = 100_000
+MAX_NODES: Final = 100_000
 _PLENTY: Final = 1e9
 """CPUs and memory of a simulated node: a trace does not contain its jobs' needs of these."""
 
@@ -248,8 +248,8 @@ def parse_nodes(text: str) -> dict[str, Node]:
         if found is None or int(found[1]) < 1 or int(found[2]) < 1:
             raise ValueError(f"{part!r} is not a number of nodes: write 64x8 for 64 nodes of 8 GPUs, or 64x8,4x16")
         sizes += [int(found[2])] * int(found[1])
-    if len(sizes) > MOST_NODES:
-        raise ValueError(f"{len(sizes)} nodes are too many: at most {MOST_NODES}")
+    if len(sizes) > MAX_NODES:
+        raise ValueError(f"{len(sizes)} nodes are too many: at most {MAX_NODES}")
     names = [f"node-{number:06}" for number in range(1, len(sizes) + 1)]
     return {
         name: Node(id=name, name=name, gpus=gpus, cpus=_PLENTY, memory_bytes=2**62)

@@ -138,13 +138,13 @@ def energy_curve(gpu: GpuSeries) -> EnergyCurve | None:
 
 CONFIDENCE: Final = 0.95
 LEAST_VALUES: Final = 8
-MOST_VALUES: Final = 1000
+MAX_VALUES: Final = 1000
 """Longer series are replaced by means of neighbours: more values give no more information, and take longer."""
 BIAS: Final = (1.75, 8.0)
 """Coefficients of 1/n and 1/n² in the correction of the likeness, by simulation (benchmarks/analysis_figures.py): short series hide more than
 the bias of the likeness, and below 50 values the likeness of a series is a poor estimate."""
-MOST_BIAS: Final = 0.2
-MOST_ALIKE: Final = 0.985
+MAX_BIAS: Final = 0.2
+MAX_ALIKE: Final = 0.985
 LEAST_FLAT: Final = 0.9
 """As many components are used as have a mean size, by the model, of at least this share of the slowest one's."""
 LEAST_COMPONENTS: Final = 2
@@ -210,19 +210,19 @@ def _half_width(values: Floats, confidence: float) -> float | None:
 
 
 def _thinned(values: Floats) -> Floats:
-    """Return at most MOST_VALUES means of equally many neighbours; a rest at the end is left out."""
-    length = math.ceil(len(values) / MOST_VALUES)
+    """Return at most MAX_VALUES means of equally many neighbours; a rest at the end is left out."""
+    length = math.ceil(len(values) / MAX_VALUES)
     means: Floats = values[: len(values) // length * length].reshape(-1, length).mean(axis=1)
     return means
 
 
 def likeness(centred: Floats) -> float:
-    """Return the correlation of neighbouring values, from 0 to MOST_ALIKE, corrected for the bias of short series."""
+    """Return the correlation of neighbouring values, from 0 to MAX_ALIKE, corrected for the bias of short series."""
     count = len(centred)
     measured = float(centred[1:] @ centred[:-1]) / float(centred @ centred)
     # The estimate is too low by (1 + 4 r) / n (Kendall 1954) and, close to 1, by more.
-    bias = min(MOST_BIAS, BIAS[0] / count + BIAS[1] / count**2)
-    return min(MOST_ALIKE, max(0.0, (measured + bias) / (1.0 - 4.0 * bias)))
+    bias = min(MAX_BIAS, BIAS[0] / count + BIAS[1] / count**2)
+    return min(MAX_ALIKE, max(0.0, (measured + bias) / (1.0 - 4.0 * bias)))
 
 
 def _shape(alike: float, count: int) -> Floats:

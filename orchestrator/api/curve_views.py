@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from orchestrator.api.view import NESTED, View
 
 POINTS = 240
-MOST_POINTS = 2000
+MAX_POINTS = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

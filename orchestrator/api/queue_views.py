@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from orchestrator.api.view import NESTED, View
 
-MOST_LABELS = 64
+MAX_LABELS = 64
 """Most labels of one node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeatPlan(View):
+class PlannedRank(View):
     """Node and resources with which one rank would run."""
 
     rank: int

@@ -23,21 +23,21 @@ from orchestrator.api.protocol import (
     MAX_YAML_BYTES,
     Verb,
 )
-from orchestrator.api.queue_views import MOST_LABELS
+from orchestrator.api.queue_views import MAX_LABELS
 from orchestrator.core.codec import Record
 from orchestrator.core.facts.submissions import GitState
 from orchestrator.spec.fields import LABEL_PATTERN
-from orchestrator.spec.queues import MOST_GPUS, MOST_WEIGHT
-from orchestrator.spec.reader.document import MOST_VARIABLES
+from orchestrator.spec.queues import MAX_GPUS, MAX_WEIGHT
+from orchestrator.spec.reader.document import MAX_VARIABLES
 from orchestrator.train.script.profiling import DEFAULT_STEPS, MAX_STEPS
 
 MAX_OVERRIDES = 200
 MAX_SECRETS = 100
 MAX_AFTER = 100
 MAX_PROFILE_SECONDS = 600.0
-MOST_VALUE = 255
-MOST_TIME = 253_402_300_799.0  # the year 9999
-MOST_SECONDS = 366 * 86400.0
+MAX_VALUE = 255
+MAX_TIME = 253_402_300_799.0  # the year 9999
+MAX_SECONDS = 366 * 86400.0
 
 ABSOLUTE: Final = r"\A/[^\x00]*\Z"
 NO_NUL: Final = r"\A[^\x00]*\Z"
@@ -56,9 +56,9 @@ VariableName = Annotated[str, Meta(max_length=256, pattern=r"\A[A-Za-z_][A-Za-z0
 Key = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{8,128}\Z")]
 Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 LabelKey = Annotated[str, Meta(pattern=rf"\A{LABEL_PATTERN}\Z")]
-LabelValue = Annotated[str, Meta(max_length=MOST_VALUE, pattern=PRINTABLE)]
+LabelValue = Annotated[str, Meta(max_length=MAX_VALUE, pattern=PRINTABLE)]
 Rank = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
-Gpus = Annotated[int, Meta(ge=0, le=MOST_GPUS)]
+Gpus = Annotated[int, Meta(ge=0, le=MAX_GPUS)]
 Variables = Mapping[VariableName, LongText]
 
 R = TypeVar("R")
@@ -84,7 +84,7 @@ class SubmitRequest(Record):
     python: AbsolutePath | None = None
     overrides: Annotated[tuple[Text, ...], Meta(max_length=MAX_OVERRIDES)] = ()
     secrets: Annotated[Variables, Meta(max_length=MAX_SECRETS)] = field(default_factory=dict)
-    passed: Annotated[Variables, Meta(max_length=MOST_VARIABLES)] = field(default_factory=dict)
+    passed: Annotated[Variables, Meta(max_length=MAX_VARIABLES)] = field(default_factory=dict)
     resume_from: ShortText | None = None
     after: Annotated[tuple[ShortText, ...], Meta(max_length=MAX_AFTER)] = ()
     upload: Annotated[tuple[Digest, ...], Meta(max_length=MAX_MANIFEST_BYTES // MAX_PIECE_BYTES)] = ()
@@ -167,22 +167,22 @@ class QueueChange(Record):
     guaranteed: Gpus | None = None
     maximum: Gpus | None = None
     unbounded: bool = False
-    weight: Annotated[float, Meta(gt=0, le=MOST_WEIGHT)] | None = None
+    weight: Annotated[float, Meta(gt=0, le=MAX_WEIGHT)] | None = None
     parent: Annotated[str, Meta(pattern=r"\A(?:[a-z0-9](?:[a-z0-9-]{0,48}[a-z0-9])?)?\Z")] | None = None
 
 
 class ReservationRequest(Record):
     """Request to reserve a node from the wall time ``start`` for ``seconds``."""
 
-    start: Annotated[float, Meta(ge=0, le=MOST_TIME)]
-    seconds: Annotated[float, Meta(gt=0, le=MOST_SECONDS)]
+    start: Annotated[float, Meta(ge=0, le=MAX_TIME)]
+    seconds: Annotated[float, Meta(gt=0, le=MAX_SECONDS)]
     reason: LabelValue = ""
 
 
 class NodeChange(Record):
     """Changes of a node: ``labels`` to set, None removes one; ``unreserve``: id of a reservation, "" its only one."""
 
-    labels: Annotated[Mapping[LabelKey, LabelValue | None], Meta(max_length=MOST_LABELS)] = field(default_factory=dict)
+    labels: Annotated[Mapping[LabelKey, LabelValue | None], Meta(max_length=MAX_LABELS)] = field(default_factory=dict)
     reserve: ReservationRequest | None = None
     unreserve: Annotated[str, Meta(pattern=r"\A[a-z0-9]{0,20}\Z")] | None = None
 

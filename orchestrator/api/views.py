@@ -13,8 +13,8 @@ from orchestrator.api.curve_views import TrackerView
 from orchestrator.api.log_line import LogLine as LogLine  # noqa: PLC0414  # readers of views import it from here
 from orchestrator.api.matrix_views import CombinationView, MatrixCellView
 from orchestrator.api.queue_views import NodeActionReply as NodeActionReply  # noqa: PLC0414
+from orchestrator.api.queue_views import PlannedRank as PlannedRank  # noqa: PLC0414  # readers of views import it from here
 from orchestrator.api.queue_views import ReservationView as ReservationView  # noqa: PLC0414
-from orchestrator.api.queue_views import SeatPlan as SeatPlan  # noqa: PLC0414  # readers of views import it from here
 from orchestrator.api.spec_views import LeftOutView as LeftOutView  # noqa: PLC0414
 from orchestrator.api.spec_views import RankStacksView as RankStacksView  # noqa: PLC0414
 from orchestrator.api.spec_views import StacksView as StacksView  # noqa: PLC0414
@@ -414,7 +414,7 @@ class PlanReply(View):
     starts: str
     reason: str
     num_workers: int = 1
-    seats: tuple[SeatPlan, ...] = ()
+    seats: tuple[PlannedRank, ...] = ()
     ahead: tuple[str, ...] = ()
     expected_start: float | None = None
     python: str = ""
@@ -518,7 +518,7 @@ NESTED.update(
         CheckpointList: {"checkpoints": CheckpointView},
         NodeList: {"nodes": NodeView},
         NodeView: {"gpus": GpuView, "reservations": ReservationView},
-        PlanReply: {"seats": SeatPlan, "left_out": LeftOutView, "combinations": CombinationView},
+        PlanReply: {"seats": PlannedRank, "left_out": LeftOutView, "combinations": CombinationView},
         SubmitOutcome: {"reply": SubmitReply},
         SubmitOutcomes: {"outcomes": SubmitOutcome},
         SubmitReply: {"left_out": LeftOutView},

@@ -87,7 +87,7 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 _PREFIXES: Final = ("NCCL_", "GLOO_", "TORCH_NCCL_", "OMP_", "MKL_", "CUDA_", "HIP_", "ROCR_")
 _TOPOLOGY_SECONDS: Final = 15.0
-_MOST_TOPOLOGY: Final = 20_000
+_MAX_TOPOLOGY: Final = 20_000
 _TERMINAL_CODES: Final = re.compile(r"\x1b\[[0-9;]*m")  # nvidia-smi underlines its header, for a pipe as well
 
 
@@ -139,7 +139,7 @@ def topology() -> str | None:
         except (OSError, subprocess.TimeoutExpired):
             continue
         if ended.returncode == 0:
-            return _TERMINAL_CODES.sub("", ended.stdout)[:_MOST_TOPOLOGY]
+            return _TERMINAL_CODES.sub("", ended.stdout)[:_MAX_TOPOLOGY]
     return None
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _GPU_ROW: Final = re.compile(r"^\s*GPU\d+\s")
 _LINK: Final = re.compile(r"^(?:NV\d{1,3}|PIX|PXB|PHB|NODE|SYS)$")
-_MOST_LINES: Final = 256
+_MAX_LINES: Final = 256
 CHANNELS: Final = (4, 16)
 _FEWEST_FOR_TREE: Final = 4
 
@@ -56,7 +56,7 @@ class Candidate:
 def links_of(topology: str | None) -> frozenset[Link]:
     """Return the kinds of links between GPUs in the matrix; none where there is no matrix, or it has another form."""
     found = set()
-    for line in (topology or "").splitlines()[:_MOST_LINES]:
+    for line in (topology or "").splitlines()[:_MAX_LINES]:
         if _GPU_ROW.match(line):
             # One column for each GPU, then those of network cards and affinities.
             cells = [cell for cell in line.split()[1:] if _LINK.match(cell)]

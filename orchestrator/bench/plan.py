@@ -35,10 +35,10 @@ MODES: Final = ("single", "multi", "auto")
 PRECISIONS: Final = ("fp32", "bf16", "fp16")
 DEVICES: Final = ("auto", "cpu", "cuda")
 SCOPES: Final = ("global", "per-rank")
-MOST_RANKS: Final = 64
-MOST_BATCH: Final = 1 << 20
-MOST_RUNS: Final = 1000
-MOST_STEPS: Final = 100_000
+MAX_RANKS: Final = 64
+MAX_BATCH: Final = 1 << 20
+MAX_RUNS: Final = 1000
+MAX_STEPS: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -108,12 +108,12 @@ def check(request: BenchRequest) -> None:
         ("--batch-scope", request.scope, SCOPES),
     ):
         _one_of(option, value, allowed)
-    _numbers("--batch-sizes", request.batch_sizes, 1, MOST_BATCH)
+    _numbers("--batch-sizes", request.batch_sizes, 1, MAX_BATCH)
     if request.ranks:
-        _numbers("--ranks", request.ranks, 1, MOST_RANKS)
+        _numbers("--ranks", request.ranks, 1, MAX_RANKS)
     for option, number, most in (
-        ("--runs", request.runs, MOST_RUNS),
-        ("--steps", request.steps, MOST_STEPS),
+        ("--runs", request.runs, MAX_RUNS),
+        ("--steps", request.steps, MAX_STEPS),
         ("--threads", request.threads, 1024),
     ):
         _numbers(option, (number,), 1, most)

@@ -27,7 +27,7 @@ ANSWER_SECONDS: Final = 900.0
 """A run takes seconds. A longer one waits for a rank that hangs."""
 END_SECONDS: Final = 10.0
 LOG_TAIL_BYTES: Final = 2000
-MOST_ANSWER_BYTES: Final = 64 << 20
+MAX_ANSWER_BYTES: Final = 64 << 20
 
 
 def last_line(log: Path) -> str:
@@ -74,7 +74,7 @@ class _Rank:
         if not part:
             raise RankError(f"rank {self.number} ended: {last_line(self.log)}", hint=f"its output is in {self.log}")
         self.received += part
-        if len(self.received) > MOST_ANSWER_BYTES:
+        if len(self.received) > MAX_ANSWER_BYTES:
             raise RankError(f"rank {self.number} answers without end", hint=f"its output is in {self.log}")
         if not self.received.endswith(b"\n"):
             return None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MOST_MARKS: Final = 512
+MAX_MARKS: Final = 512
 SPACING_SECONDS: Final = 0.5
 
 
@@ -30,7 +30,7 @@ class StepHistory:
 
     __slots__ = ("_marks", "_most", "_spacing")
 
-    def __init__(self, most: int = MOST_MARKS, spacing: float = SPACING_SECONDS) -> None:
+    def __init__(self, most: int = MAX_MARKS, spacing: float = SPACING_SECONDS) -> None:
         self._most = most
         self._spacing = spacing
         self._marks: list[Mark] = []
@@ -177,7 +177,7 @@ def _apart(found: Sequence[Interval]) -> Course:
     return Course(found[0].step - found[0].steps, tuple(intervals), tuple(stops))
 
 
-MOST_BLOCKS: Final = 40
+MAX_BLOCKS: Final = 40
 LEAST_BLOCKS: Final = 5
 SMOOTHING: Final = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9)
 CLEARLY_BETTER: Final = 0.97
@@ -238,7 +238,7 @@ def _alike(values: Sequence[float]) -> float:
 def _blocks(intervals: Sequence[Interval]) -> tuple[list[float], float]:
     """Return the mean step times of blocks with about equal numbers of steps, and the mean of those numbers."""
     steps = sum(one.steps for one in intervals)
-    count = min(MOST_BLOCKS, len(intervals))
+    count = min(MAX_BLOCKS, len(intervals))
     values: list[float] = []
     done, seconds, within = 0, 0.0, 0
     for one in intervals:

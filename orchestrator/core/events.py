@@ -26,7 +26,7 @@ else:
     JobSpec = Any  # stored.py converts it: rank actors have events, and import no spec
 
 
-class Seat(Record):
+class RankPlacement(Record):
     """One rank's place: node, GPUs (UUIDs in the order of its ids) and its actor's process id."""
 
     rank: Integer
@@ -181,7 +181,7 @@ class GangPlaced(Event, tag="gang_placed"):
     """Every actor of the gang answered and reported its GPUs."""
 
     gang: Integer
-    seats: tuple[Seat, ...]
+    seats: tuple[RankPlacement, ...]
 
 
 class AttemptRunning(Event, tag="attempt_running"):

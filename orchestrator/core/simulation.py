@@ -448,7 +448,7 @@ def _submitted(job: TraceJob, sequence: int, spec: JobSpec) -> Job:
 
 def _placed(job: Job, shares: Sequence[str], now: float) -> ev.GangPlaced:
     seats = tuple(
-        ev.Seat(rank=rank, node_id=node, node_name=node, gpu_ids=(share,), gpu_uuids=(), actor_pid=0)
+        ev.RankPlacement(rank=rank, node_id=node, node_name=node, gpu_ids=(share,), gpu_uuids=(), actor_pid=0)
         for rank, (node, share) in enumerate(zip(job.nodes, shares, strict=True))
     )
     return ev.GangPlaced(job_id=job.id, at=now, gang=job.gang, seats=seats)

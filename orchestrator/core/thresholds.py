@@ -113,5 +113,5 @@ LATE_LOOKS: Final = 8
 AGAIN_FACTOR: Final = 2.0
 """After each close a finding takes this many times as long to open again, at most ``LONGEST_AGAIN_SECONDS``."""
 LONGEST_AGAIN_SECONDS: Final = 1800.0
-MOST_FINDINGS: Final = 16
+MAX_FINDINGS: Final = 16
 """Maximum number of findings that one job has open at a time; of new ones, the most severe open."""

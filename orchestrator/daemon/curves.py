@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.abandoned import stop_if_abandoned
 from orchestrator.api.curve_views import (
-    MOST_POINTS,
+    MAX_POINTS,
     ChartView,
     CurveQuery,
     CurvesView,
@@ -125,9 +125,9 @@ def _first_time(data: bytes, time_of: TimeOf) -> float | None:
     return None
 
 
-MOST_NAMES: Final = 64
-MOST_NAME: Final = 200
-MOST_RANKS: Final = 4096
+MAX_NAMES: Final = 64
+MAX_NAME: Final = 200
+MAX_RANKS: Final = 4096
 _MOST: Final = 2.0**53
 
 
@@ -189,16 +189,16 @@ def _add_metrics(found: Readings, x: float, metrics: object) -> None:
     if not isinstance(metrics, dict):
         return
     for name, value in metrics.items():
-        if name not in found.metrics and len(found.metrics) >= MOST_NAMES:
+        if name not in found.metrics and len(found.metrics) >= MAX_NAMES:
             continue
         if value is None or (type(value) in (int, float) and abs(value) <= _MOST):
-            found.metrics.setdefault(name[:MOST_NAME], []).append((x, value))
+            found.metrics.setdefault(name[:MAX_NAME], []).append((x, value))
 
 
 def _add_ranks(found: dict[int, list[tuple[float, float | None]]], x: float, ranks: object) -> None:
     if not isinstance(ranks, list):
         return
-    for rank, value in enumerate(ranks[:MOST_RANKS]):
+    for rank, value in enumerate(ranks[:MAX_RANKS]):
         if (seconds := _number(value)) is not None:
             found.setdefault(rank, []).append((x, seconds))
 
@@ -248,7 +248,7 @@ def add_rows(found: GpuReadings, lines: Iterable[bytes]) -> None:
                 values.append((at, value * factor))
 
 
-MOST_CURVES: Final = 16
+MAX_CURVES: Final = 16
 """More GPUs or ranks than this are drawn as one line with a band."""
 
 DIGITS: Final = 5
@@ -317,7 +317,7 @@ def chart(
     lines: Sequence[tuple[str, Mapping[int, Part]]],
     *,
     kind: str = "GPUs",
-    most: int = MOST_CURVES,
+    most: int = MAX_CURVES,
 ) -> ChartView | None:
     """Return the lines that have readings; one for all of them where there are more than ``most``; None without any."""
     shown = [(label, parts) for label, parts in lines if any(part.count or part.not_finite for part in parts.values())]
@@ -344,12 +344,12 @@ def _rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-MOST_BYTES: Final = 1024 * 1024
+MAX_BYTES: Final = 1024 * 1024
 """Most bytes read at once, from all records together: some milliseconds of processor time."""
 
-MOST_METRICS: Final = 12
-MOST_USES: Final = 200
-MOST_GPUS: Final = 1024
+MAX_METRICS: Final = 12
+MAX_USES: Final = 200
+MAX_GPUS: Final = 1024
 
 
 class Curves:
@@ -377,7 +377,7 @@ def job_curves(directory: Path, job_id: JobId, query: CurveQuery) -> CurvesView:
     if not spans:
         return CurvesView(job_id=job_id)
     bounds = (None, None) if query.by_step else (query.since, query.until)
-    share = MOST_BYTES // (len(reported) + len(sampled_gpus))
+    share = MAX_BYTES // (len(reported) + len(sampled_gpus))
     lines, sampled = _lines(reported, reported_at, bounds, share)
     readings = readings_of(lines, by_step=query.by_step)
     begin, end = _ends(spans, readings if query.by_step else None)
@@ -388,14 +388,14 @@ def job_curves(directory: Path, job_id: JobId, query: CurveQuery) -> CurvesView:
         job_id=job_id,
         begin=begin,
         end=end,
-        charts=(*charts, *gpu_charts(gpus, grid, most=1 if query.together else MOST_CURVES)),
+        charts=(*charts, *gpu_charts(gpus, grid, most=1 if query.together else MAX_CURVES)),
         sampled=sampled or also,
     )
 
 
 def gpu_history(jobs: Path, uuids: Sequence[str], query: CurveQuery) -> GpuHistoryView:
     """Read the telemetry of these GPUs in the directories of jobs. Blocks."""
-    wanted = {_file_name(uuid): uuid for uuid in uuids[:MOST_GPUS]}
+    wanted = {_file_name(uuid): uuid for uuid in uuids[:MAX_GPUS]}
     files = _newest(path for job in _entries(jobs) for path in _telemetry(job) if path.name in wanted)
     spans = {path: span for path, span in ((p, _extent(p, sampled_at)) for p in files) if span is not None}
     if not spans:
@@ -407,7 +407,7 @@ def gpu_history(jobs: Path, uuids: Sequence[str], query: CurveQuery) -> GpuHisto
     begin, end = min(u.begin for u in uses), max(u.end for u in uses)
     grid = _grid(query, begin, end)
     seen = [p for p, span in spans.items() if span.end >= grid.begin and span.begin <= grid.end]
-    gpus, sampled = _gpus(seen, (query.since, query.until), MOST_BYTES // max(1, len(seen)))
+    gpus, sampled = _gpus(seen, (query.since, query.until), MAX_BYTES // max(1, len(seen)))
     return GpuHistoryView(
         uses=tuple(sorted(uses, key=lambda use: -use.end)),
         begin=begin,
@@ -417,7 +417,7 @@ def gpu_history(jobs: Path, uuids: Sequence[str], query: CurveQuery) -> GpuHisto
     )
 
 
-def gpu_charts(gpus: Sequence[GpuReadings], grid: Grid, *, most: int = MOST_CURVES) -> tuple[ChartView, ...]:
+def gpu_charts(gpus: Sequence[GpuReadings], grid: Grid, *, most: int = MAX_CURVES) -> tuple[ChartView, ...]:
     """Return a chart for each measured quantity."""
     indices = [gpu.index for gpu in gpus]
     labels = [_gpu_label(gpu, shared=indices.count(gpu.index) > 1) for gpu in gpus]
@@ -438,7 +438,7 @@ def _gpu_label(gpu: GpuReadings, *, shared: bool) -> str:
 
 
 def _progress_charts(readings: Readings, grid: Grid, *, ranks: bool) -> list[ChartView]:
-    names = sorted(readings.metrics, key=lambda name: ("loss" not in name, name))[:MOST_METRICS]
+    names = sorted(readings.metrics, key=lambda name: ("loss" not in name, name))[:MAX_METRICS]
     made = [chart(name, "", [(name, grid.parts(readings.metrics[name]))]) for name in names]
     made.append(chart("step time", "s", [("step time", grid.parts(readings.step_seconds))]))
     for name, values in (
@@ -454,7 +454,7 @@ def _progress_charts(readings: Readings, grid: Grid, *, ranks: bool) -> list[Cha
 def _grid(query: CurveQuery, begin: float, end: float) -> Grid:
     since = begin if query.since is None else query.since
     until = end if query.until is None else query.until
-    return Grid(since, max(since, until), max(2, min(query.points, MOST_POINTS)))
+    return Grid(since, max(since, until), max(2, min(query.points, MAX_POINTS)))
 
 
 def _ends(spans: Sequence[Extent], steps: Readings | None) -> tuple[float, float]:
@@ -509,7 +509,7 @@ def _telemetry(job: Path) -> list[Path]:
     folder = job / "telemetry"
     return [
         path
-        for path in _entries(folder)[: 2 * MOST_GPUS]
+        for path in _entries(folder)[: 2 * MAX_GPUS]
         if path.name.startswith(PREFIX) and path.name.endswith(".csv") and not path.is_symlink()
     ]
 
@@ -521,7 +521,7 @@ def _newest(files: Iterable[Path]) -> list[Path]:
             dated.append((path.lstat().st_mtime, path))
         except OSError:
             continue
-    return [path for _, path in sorted(dated, reverse=True)[:MOST_USES]]
+    return [path for _, path in sorted(dated, reverse=True)[:MAX_USES]]
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
     from orchestrator.train.script.progress_reading import ProgressSnapshot
 
-MOST_BYTES: Final = 1024 * 1024
-MOST_LINE_BYTES: Final = 4096
+MAX_BYTES: Final = 1024 * 1024
+MAX_LINE_BYTES: Final = 4096
 _FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -60,7 +60,7 @@ class Ended:
 class EstimateRecord:
     """Appends and reads lines; from any thread, one at a time."""
 
-    def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, path: Path, most_bytes: int = MAX_BYTES) -> None:
         self._path = path
         self._most_bytes = most_bytes
 
@@ -94,7 +94,7 @@ class EstimateRecord:
             except OSError:
                 continue
             with os.fdopen(handle, "rb") as file:
-                while line := file.readline(MOST_LINE_BYTES):
+                while line := file.readline(MAX_LINE_BYTES):
                     found = _parsed(line)
                     if found is not None:
                         yield found

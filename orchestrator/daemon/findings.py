@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from orchestrator.core.diagnosis.observation import ProcessSeen, StallSeen, TerminalSeen
-    from orchestrator.core.events import Seat
+    from orchestrator.core.events import RankPlacement
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
@@ -110,7 +110,7 @@ def _failures(worst: StorageSeen, now: float) -> int:
 
 
 DATA: Final = "data_seconds"
-MOST_LOSSES: Final = 8
+MAX_LOSSES: Final = 8
 LOOP_SECONDS: Final = 3600.0
 
 
@@ -179,7 +179,7 @@ def job_seen(
 
 def rank_seen(rank: int, snapshot: ProgressSnapshot, node: str = "") -> RankSeen:
     """Return the observation of a rank on its node."""
-    losses = sorted(name for name in snapshot.metrics if "loss" in name.lower())[:MOST_LOSSES]
+    losses = sorted(name for name in snapshot.metrics if "loss" in name.lower())[:MAX_LOSSES]
     parts = {
         name: value for name in APART if (value := snapshot.metrics.get(name)) is not None and math.isfinite(value)
     }
@@ -195,7 +195,7 @@ def rank_seen(rank: int, snapshot: ProgressSnapshot, node: str = "") -> RankSeen
     )
 
 
-def _without_report(uuid: str, seat: Seat, missing: Collection[str], *, starting: bool) -> GpuSeen:
+def _without_report(uuid: str, seat: RankPlacement, missing: Collection[str], *, starting: bool) -> GpuSeen:
     lost = GpuLost(gpu_uuid=uuid) if uuid in missing else None
     unknown = lost is None
     return GpuSeen(
@@ -210,7 +210,7 @@ def _without_report(uuid: str, seat: Seat, missing: Collection[str], *, starting
 
 def _gpu_seen(
     uuid: str,
-    seat: Seat,
+    seat: RankPlacement,
     report: ExporterReport,
     own: frozenset[int],
     missing: Collection[str],

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 REPORT_WRITER: Final = (sys.executable, "-m", "orchestrator.analysis.report_process")
 REPORT_SECONDS: Final = 1800.0
 CAUGHT_UP_SECONDS: Final = 86400.0
-MOST_REPORTED: Final = 200
-MOST_CHARACTERS: Final = 500
+MAX_REPORTED: Final = 200
+MAX_CHARACTERS: Final = 500
 TERMINAL: Final = frozenset(state.value for state in JobState if state.is_terminal)
 THREADS: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
 
@@ -90,7 +90,7 @@ class JobReports:
 
     async def _catch_up(self) -> None:
         """Queue the jobs that ended recently and have no report."""
-        ended = await self._store.jobs(JobFilter(states=TERMINAL, limit=MOST_REPORTED))
+        ended = await self._store.jobs(JobFilter(states=TERMINAL, limit=MAX_REPORTED))
         since = time.time() - CAUGHT_UP_SECONDS
         for job in reversed(ended):
             if job.ended_at is not None and job.ended_at >= since:
@@ -129,7 +129,7 @@ async def _last_bytes(stream: asyncio.StreamReader | None) -> bytes:
     """Return the end of a process's output, which is read to its end."""
     last = b""
     while stream is not None and (more := await stream.read(65536)):
-        last = (last + more)[-MOST_CHARACTERS:]
+        last = (last + more)[-MAX_CHARACTERS:]
     return last
 
 
@@ -156,7 +156,7 @@ PATIENCE_SECONDS: Final = 600.0
 FIRST_DELAY_SECONDS: Final = 5.0
 LONGEST_DELAY_SECONDS: Final = 600.0
 TRIES_AFTER_END: Final = 5
-MOST_CAUGHT_UP: Final = 1000
+MAX_CAUGHT_UP: Final = 1000
 LIVE: Final = frozenset(state.value for state in JobState) - TERMINAL
 _KEPT: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "PYTHONPATH", "PYTHONPYCACHEPREFIX", *NETWORK)
 _QUIET: Final = {"WANDB_ERROR_REPORTING": "false", "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "1"}
@@ -240,10 +240,10 @@ class JobTrackers:
 
     async def _catch_up(self) -> None:
         """Follow the live jobs, and those that ended lately and are not all reported."""
-        for job in await self._store.jobs(JobFilter(states=LIVE, limit=MOST_CAUGHT_UP)):
+        for job in await self._store.jobs(JobFilter(states=LIVE, limit=MAX_CAUGHT_UP)):
             self.changed(job)
         since = time.time() - CAUGHT_UP_SECONDS
-        for job in await self._store.jobs(JobFilter(states=TERMINAL, limit=MOST_CAUGHT_UP)):
+        for job in await self._store.jobs(JobFilter(states=TERMINAL, limit=MAX_CAUGHT_UP)):
             if job.spec.trackers and job.ended_at is not None and job.ended_at >= since:
                 self.ended(job)
 

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 COMMAND: Final = (sys.executable, "-m", "orchestrator.analysis.search")
 ANSWER_SECONDS: Final = 300.0
-MOST_BYTES: Final = 16 * 1024 * 1024
+MAX_BYTES: Final = 16 * 1024 * 1024
 _THREADS: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
@@ -127,7 +127,7 @@ async def process_advisor(
         env={**os.environ, **_THREADS},
         cwd="/",
         start_new_session=True,
-        limit=MOST_BYTES,
+        limit=MAX_BYTES,
     )
     try:
         advisor = Advisor(process, answer_seconds)
@@ -309,7 +309,7 @@ async def prepare_trial(
     return structs.replace(event, matrix=cell, rerun_of=None)
 
 
-MOST_FAILURES: Final = 3
+MAX_FAILURES: Final = 3
 """This many failed trials end a search in which no trial has ended well: the script is broken, not its values."""
 SETTLE_SECONDS: Final = 3.0
 """The last report and the GPUs' last samples of a job are written this much after its end."""
@@ -329,7 +329,7 @@ class Standing:
         """Return why no further trial is submitted; empty where one may be."""
         if plan.fail_fast and self.failed:
             return "a trial failed (fail_fast)"
-        if self.failed >= MOST_FAILURES and not self.ended_well:
+        if self.failed >= MAX_FAILURES and not self.ended_well:
             return f"{self.failed} trials failed and none ended well; fix the script and submit it again"
         return ""
 

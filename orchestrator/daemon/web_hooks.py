@@ -189,7 +189,7 @@ async def _address(host: str, port: int) -> str:
 
 FIRST_DELAY_SECONDS: Final = 2.0
 LONGEST_DELAY_SECONDS: Final = 3600.0
-MOST_TRIES: Final = 35
+MAX_TRIES: Final = 35
 """With these delays the last one is about a day after the first."""
 EACH_AT_ONCE: Final = 2  # to one receiver
 ALL_AT_ONCE: Final = 64
@@ -276,7 +276,7 @@ class Notifier:
             await post(notice.notice.url, body, headers)
         except (HookError, OSError, ValueError) as error:
             final = isinstance(error, HookError) and error.final
-            if final or notice.attempts + 1 >= MOST_TRIES:
+            if final or notice.attempts + 1 >= MAX_TRIES:
                 self._log.warning("notify.given_up", job=notice.notice.job_id, host=host, why=str(error))
                 await self._store.settle_notice(notice.number, again_at=None)
                 return

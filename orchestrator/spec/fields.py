@@ -137,7 +137,7 @@ _SET_BY_ORCH = re.compile(
     r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_[A-Z_]+|MASTER_ADDR|MASTER_PORT"
     r"|TORCHELASTIC_[A-Z_]+|ORCH_[A-Z_]+|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|ROCR_VISIBLE_DEVICES|HIP_VISIBLE_DEVICES|ZE_AFFINITY_MASK"
 )
-MOST_WIDE_SETS = 8
+MAX_WIDE_SETS = 8
 _ESCAPED = re.compile(r"\\[uUN]")
 _SECRET = re.compile(r"(?i)(?:.*_)?(?:key|token)s?|.*(?:passw|secret|credential).*")
 
@@ -152,10 +152,10 @@ def regular_expression(text: str) -> None:
 
     A set of characters with one beyond U+00FF is compiled to a table of all 65,536, which takes some milliseconds.
     """
-    if (not text.isascii() or _ESCAPED.search(text)) and (sets := text.count("[")) > MOST_WIDE_SETS:
+    if (not text.isascii() or _ESCAPED.search(text)) and (sets := text.count("[")) > MAX_WIDE_SETS:
         raise BadValueError(
             f"{sets} sets of characters in a regular expression with characters beyond ASCII",
-            f"write at most {MOST_WIDE_SETS} sets in [ ]",
+            f"write at most {MAX_WIDE_SETS} sets in [ ]",
         )
     try:
         re.compile(text)

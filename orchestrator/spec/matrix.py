@@ -251,7 +251,7 @@ def _filled_name(text: str, values: Mapping[str, MatrixValue]) -> str:
 
 MEASURED: Final = ("energy_joules", "seconds")
 """Objectives that orch measures; every other one is a metric that the script reports."""
-_MOST_CHECKED: Final = 50
+_MAX_CHECKED: Final = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +287,7 @@ def trials_to_check(matrix: MatrixSpec) -> tuple[Mapping[str, MatrixValue], ...]
             **{name: values[place % len(values)] for name, values in matrix.parameters.items()},
             **{name: bounds.high if place % 2 else bounds.low for name, bounds in matrix.ranges.items()},
         }
-        for place in range(min(_MOST_CHECKED, max(2, longest)))
+        for place in range(min(_MAX_CHECKED, max(2, longest)))
     )
 
 

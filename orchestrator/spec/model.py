@@ -76,7 +76,7 @@ Time = Annotated[timedelta, Duration(minimum=_SECOND)]
 
 
 LIST_KEY: Final = "pass"
-MOST_PATTERNS: Final = 100
+MAX_PATTERNS: Final = 100
 
 
 def _pass_pattern(text: str) -> None:
@@ -100,7 +100,7 @@ PASS_PATTERN: Final = Text(
 
 def described_pass() -> Schema:
     """Return the JSON Schema of the key: the list, or the text of a variable of this name."""
-    names = {"type": "array", "items": PASS_PATTERN.describe(), "uniqueItems": True, "maxItems": MOST_PATTERNS}
+    names = {"type": "array", "items": PASS_PATTERN.describe(), "uniqueItems": True, "maxItems": MAX_PATTERNS}
     text = {"type": ["string", "number"]}
     meaning = "names and patterns (HF_HOME, WANDB_*) of variables to take from the submitter's environment"
     return {"description": meaning, "default": [], "anyOf": [names, text]}

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-MOST_GPUS: Final = 1_000_000
-MOST_WEIGHT: Final = 1_000_000
-MOST_QUEUES: Final = 1000
-MOST_LEVELS: Final = 8
+MAX_GPUS: Final = 1_000_000
+MAX_WEIGHT: Final = 1_000_000
+MAX_QUEUES: Final = 1000
+MAX_LEVELS: Final = 8
 DEFAULT_QUEUE: Final = "default"
 """The queue of a job that names none. It exists whether it is configured or not."""
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,48}[a-z0-9])?")
@@ -74,7 +74,7 @@ def _parse_one(words: list[str], problems: list[str]) -> QueueSpec | None:
 
 def queue_problems(queues: Sequence[QueueSpec]) -> list[str]:
     """Return the errors of a table, one text each; none when it is valid."""
-    problems = [f"more than {MOST_QUEUES} queues"] if len(queues) > MOST_QUEUES else []
+    problems = [f"more than {MAX_QUEUES} queues"] if len(queues) > MAX_QUEUES else []
     known: dict[str, QueueSpec] = {}
     for queue in queues:
         if queue.name in known:
@@ -84,8 +84,8 @@ def queue_problems(queues: Sequence[QueueSpec]) -> list[str]:
     for queue in known.values():
         if queue.parent and queue.parent not in known:
             problems.append(f"queue {queue.name!r}: its parent {queue.parent!r} is not a queue")
-        elif len(path := _path(queue, known)) > MOST_LEVELS:
-            problems.append(f"queue {queue.name!r}: more than {MOST_LEVELS} levels, or a parent below itself: {path}")
+        elif len(path := _path(queue, known)) > MAX_LEVELS:
+            problems.append(f"queue {queue.name!r}: more than {MAX_LEVELS} levels, or a parent below itself: {path}")
     return problems or _sum_problems(known)
 
 
@@ -94,21 +94,21 @@ def _own_problems(queue: QueueSpec) -> list[str]:
     problems = []
     if not _NAME.fullmatch(queue.name):
         problems.append(f"{label}: a name has lower-case letters, digits and dashes, at most 50")
-    if not 0 <= queue.guaranteed <= MOST_GPUS:
-        problems.append(f"{label}: guaranteed={queue.guaranteed} is not from 0 to {MOST_GPUS}")
-    if queue.maximum is not None and not 0 <= queue.maximum <= MOST_GPUS:
-        problems.append(f"{label}: maximum={queue.maximum} is not from 0 to {MOST_GPUS}")
+    if not 0 <= queue.guaranteed <= MAX_GPUS:
+        problems.append(f"{label}: guaranteed={queue.guaranteed} is not from 0 to {MAX_GPUS}")
+    if queue.maximum is not None and not 0 <= queue.maximum <= MAX_GPUS:
+        problems.append(f"{label}: maximum={queue.maximum} is not from 0 to {MAX_GPUS}")
     if queue.maximum is not None and queue.guaranteed > queue.maximum:
         problems.append(f"{label}: guaranteed={queue.guaranteed} is more than maximum={queue.maximum}")
-    if not 0 < queue.weight <= MOST_WEIGHT:
-        problems.append(f"{label}: weight={queue.weight:g} is not above 0 and at most {MOST_WEIGHT}")
+    if not 0 < queue.weight <= MAX_WEIGHT:
+        problems.append(f"{label}: weight={queue.weight:g} is not above 0 and at most {MAX_WEIGHT}")
     return problems
 
 
 def _path(queue: QueueSpec, known: dict[str, QueueSpec]) -> str | list[str]:
     names = [queue.name]
     parent = known.get(queue.parent)
-    while parent is not None and len(names) <= MOST_LEVELS:
+    while parent is not None and len(names) <= MAX_LEVELS:
         names.append(parent.name)
         parent = known.get(parent.parent)
     return names

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 EVENT_STREAM: Final = "text/event-stream"
-MOST_NOTE: Final = 400
-MOST_FIELDS: Final = 32
+MAX_NOTE: Final = 400
+MAX_FIELDS: Final = 32
 
 
 def frame(caller: Caller | None) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def frame(caller: Caller | None) -> dict[str, Any]:
 
 def page(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
     """Render a page of this template."""
-    note = request.query_params.get("note", "")[:MOST_NOTE]
+    note = request.query_params.get("note", "")[:MAX_NOTE]
     outer = {**frame(getattr(request.state, "caller", None)), "note": note}
     return HTMLResponse(render(template, **{**outer, **values}).encode("utf-8", "replace"), status_code=status)
 
@@ -65,9 +65,9 @@ async def form_of(request: Request) -> dict[str, str]:
     """Return the fields of a form; the last value of a repeated field. Raises BadRequestError."""
     body = (await request.body()).decode("utf-8", "replace")
     try:
-        found = parse_qs(body, keep_blank_values=True, max_num_fields=MOST_FIELDS)
+        found = parse_qs(body, keep_blank_values=True, max_num_fields=MAX_FIELDS)
     except ValueError as error:
-        raise BadRequestError(f"a form with more than {MOST_FIELDS} fields is refused") from error
+        raise BadRequestError(f"a form with more than {MAX_FIELDS} fields is refused") from error
     return {name: values[-1] for name, values in found.items()}
 
 

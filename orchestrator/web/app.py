@@ -38,8 +38,8 @@ from orchestrator.api.service import JobFilter
 from orchestrator.core.states import JobState
 from orchestrator.spec.plain_files import read_plain
 from orchestrator.store.errors import StoreClosedError
-from orchestrator.web.answers import MOST_NOTE, caller_of, event_stream, form_of, frame, job_address, markup, page
-from orchestrator.web.charts import ChartShelf, window_of
+from orchestrator.web.answers import MAX_NOTE, caller_of, event_stream, form_of, frame, job_address, markup, page
+from orchestrator.web.charts import ChartCache, window_of
 from orchestrator.web.compare_page import CompareViews
 from orchestrator.web.guard import Guard
 from orchestrator.web.job_page import (
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from orchestrator.web.sign_in import SignIn
 
 JOBS_ON_A_PAGE: Final = 100
-MOST_REPORT_BYTES: Final = 64 * 1024 * 1024
+MAX_REPORT_BYTES: Final = 64 * 1024 * 1024
 REPORT_POLICY: Final = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; sandbox; base-uri 'none'; frame-ancestors 'none'"
 )
@@ -175,7 +175,7 @@ class PageViews:
         self._closing = closing
         self._now = now
         self._channels = Channels()
-        self.shelf = ChartShelf(service)
+        self.shelf = ChartCache(service)
 
     def streamed(
         self,
@@ -259,7 +259,7 @@ class PageViews:
         job = await own_job_view(self._service, from_path(request.path_params["ref"]), caller, "read the report of")
         try:
             data = (
-                await asyncio.to_thread(read_plain, Path(job.report), MOST_REPORT_BYTES, real=True)
+                await asyncio.to_thread(read_plain, Path(job.report), MAX_REPORT_BYTES, real=True)
                 if job.report
                 else b""
             )
@@ -392,7 +392,7 @@ def _log_question(request: Request) -> LogQuestion:
             raise BadRequestError(f"{name} {text[:20]!r} is not a number from {least} to {MAX_NUMBER}")
         return int(text)
 
-    return LogQuestion(rank=count("rank", 0), attempt=count("attempt", 1), text=query.get("q", "")[:MOST_NOTE])
+    return LogQuestion(rank=count("rank", 0), attempt=count("attempt", 1), text=query.get("q", "")[:MAX_NOTE])
 
 
 def _log_query(question: LogQuestion) -> str:

@@ -332,10 +332,10 @@ def _in_words(curve: CurveView) -> str:
 T = TypeVar("T")
 
 KEEP_SECONDS: Final = 5.0
-MOST_KEPT: Final = 32
+MAX_KEPT: Final = 32
 
 
-class ChartShelf:
+class ChartCache:
     """Cache of charts as HTML. ``clock`` returns seconds. Charts of an ended job are kept until others replace them."""
 
     def __init__(self, service: JobService, clock: Callable[[], float] = time.monotonic) -> None:
@@ -379,7 +379,7 @@ class ChartShelf:
         made = await draw()
         shelf[key] = (self._clock(), made)
         shelf.move_to_end(key)
-        while len(shelf) > MOST_KEPT:
+        while len(shelf) > MAX_KEPT:
             shelf.popitem(last=False)
         return made
 

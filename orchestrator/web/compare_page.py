@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.web.charts import Window
 
-MOST_JOBS: Final = 8
+MAX_JOBS: Final = 8
 BY: Final = ("step", "time")
 
 
@@ -52,8 +52,8 @@ class CompareViews:
             raise BadRequestError(f"jobs are not compared by {by[:40]!r}", hint=f"by one of {', '.join(BY)}")
         named = [name for one in query.getlist("job") for name in one.split()]
         ids = list(dict.fromkeys([await self._service.resolve(name, caller_of(request)) for name in named]))
-        if len(ids) > MOST_JOBS:
-            raise BadRequestError(f"{len(ids)} jobs are too many to compare at once", hint=f"name up to {MOST_JOBS}")
+        if len(ids) > MAX_JOBS:
+            raise BadRequestError(f"{len(ids)} jobs are too many to compare at once", hint=f"name up to {MAX_JOBS}")
         window = window_of(query)
         jobs = [await self._service.job(job_id) for job_id in ids]
         html = await self._charts(jobs, ids, window, by) if ids else ""

@@ -50,7 +50,7 @@ MAX_FORM_BYTES: Final = 2 * 1024 * 1024
 READING: Final = frozenset({"GET", "HEAD"})
 OPEN_PATHS: Final = ("/signin", "/static/")
 STREAMS: Final = "/live/"
-MOST_STREAMS: Final = 64
+MAX_STREAMS: Final = 64
 """Most open streams of one user; each open page has one or two."""
 
 SECURITY_HEADERS: Final = {
@@ -139,9 +139,9 @@ class Guard:
     async def _stream(self, uid: int, work: Coroutine[Any, Any, None], send: Send) -> None:
         """Serve a stream, one of a bounded number, until its user signs out."""
         streams = self._streams.setdefault(uid, set())
-        if len(streams) >= MOST_STREAMS:
+        if len(streams) >= MAX_STREAMS:
             work.close()
-            raise RefusedError(f"{MOST_STREAMS} pages of this user are kept current", hint="close some of them")
+            raise RefusedError(f"{MAX_STREAMS} pages of this user are kept current", hint="close some of them")
         stream = asyncio.ensure_future(work)
         streams.add(stream)
         try:

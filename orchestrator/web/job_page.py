@@ -31,7 +31,7 @@ SILENT_SECONDS: Final = 30.0
 SEARCHED_LINES: Final = 100_000
 """Maximum number of newest lines that a search reads."""
 
-MOST_RELATED: Final = 7
+MAX_RELATED: Final = 7
 """Most jobs of each kind in ``Related``: a comparison takes eight jobs."""
 SEARCHED_JOBS: Final = 200
 """Number of earlier jobs that are searched for jobs of the same name."""
@@ -122,8 +122,8 @@ async def related_jobs(service: JobService, job: JobView) -> Related:
     place = 0 if job.matrix is None else job.matrix.index
     near = sorted((row for row in rows if row.job_id != job.id), key=lambda row: (abs(row.index - place), row.index))
     return Related(
-        matrix=tuple(row.job_id for row in near[:MOST_RELATED]),
-        named=tuple(one.id for one in earlier if one.name == job.name)[:MOST_RELATED],
+        matrix=tuple(row.job_id for row in near[:MAX_RELATED]),
+        named=tuple(one.id for one in earlier if one.name == job.name)[:MAX_RELATED],
     )
 
 

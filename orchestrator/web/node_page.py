@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from orchestrator.api.service import JobService
     from orchestrator.api.views import NodeView
-    from orchestrator.web.charts import ChartShelf
+    from orchestrator.web.charts import ChartCache
 
 PARTS: Final = ("head", "gpus", "charts", "uses")
-MOST_USES: Final = 50
+MAX_USES: Final = 50
 
 EFFECTS: Final = {
     NodeVerb.CORDON: "No new job starts there; running jobs continue. Uncordon undoes it.",
@@ -41,7 +41,7 @@ class NodeViews:
     def __init__(
         self,
         service: JobService,
-        shelf: ChartShelf,
+        shelf: ChartCache,
         streamed: Callable[[tuple[object, ...], Callable[[], Awaitable[Mapping[str, str]]]], Any],
     ) -> None:
         self._service = service
@@ -107,7 +107,7 @@ class NodeViews:
             rows=[row for row in rows if not chosen or row.get("gpu_uuid") == chosen],
             chosen=chosen,
             verbs=verbs_for(node, may_act=may_act),
-            uses=history.uses[:MOST_USES],
+            uses=history.uses[:MAX_USES],
             uses_count=len(history.uses),
             indices={str(row.get("gpu_uuid")): row.get("index") for row in rows},
             charts=Markup(charts),  # noqa: S704 - a template's output, escaped there

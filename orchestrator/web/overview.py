@@ -22,13 +22,13 @@ PARTS: Final = ("findings", "totals", "running", "queue", "gpus", "ended")
 WAITING: Final = frozenset({"PENDING", "SUSPENDED"})
 RUNNING: Final = frozenset({"STARTING", "RUNNING", "RECOVERING", "DRAINING"})
 ENDED: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
-MOST_ROWS: Final = 100
+MAX_ROWS: Final = 100
 """Most rows of each table; the counts include all jobs, and a link leads to the rest."""
 
 GPU_AGE_SECONDS: Final = 10.0
 """Maximum age of the values of a GPU that no job holds; those of other GPUs are about two seconds old."""
 
-MOST_JOBS: Final = 5000
+MAX_JOBS: Final = 5000
 ENDED_ROWS: Final = 10
 CONDITIONS: Final = {"quarantined": "held", "failing": "fails"}
 SHOWN: Final = ("load", "memory", "job")
@@ -49,7 +49,7 @@ class GpuCell:
 async def overview_parts(service: JobService, now: float, shown: str) -> Mapping[str, str]:
     """Return the parts of the overview as HTML; ``shown`` is the meaning of the GPUs' colours: load, memory or job."""
     health = await service.health()
-    live = await service.jobs(JobFilter(states=RUNNING | WAITING, limit=MOST_JOBS))
+    live = await service.jobs(JobFilter(states=RUNNING | WAITING, limit=MAX_JOBS))
     ended = await service.jobs(JobFilter(states=ENDED, limit=ENDED_ROWS))
     nodes = await service.nodes()
     rows = await service.gpus(GPU_AGE_SECONDS)
@@ -62,9 +62,9 @@ async def overview_parts(service: JobService, now: float, shown: str) -> Mapping
         PARTS,
         health=health,
         findings=_findings(live),
-        running=running[:MOST_ROWS],
+        running=running[:MAX_ROWS],
         running_count=len(running),
-        waiting=waiting[:MOST_ROWS],
+        waiting=waiting[:MAX_ROWS],
         starts=starts,
         waiting_count=len(waiting),
         ended=ended,

@@ -34,13 +34,13 @@ log = structlog.get_logger("orch.web")
 
 LINK_SECONDS: Final = 600.0
 COOKIE_SECONDS: Final = 12 * 3600.0
-MOST_LINKS: Final = 16
+MAX_LINKS: Final = 16
 """Most unused links of one user."""
 
 TRY_SECONDS: Final = 60.0
-MOST_TRIES: Final = 5
+MAX_TRIES: Final = 5
 """Most wrong tokens from one address within ``TRY_SECONDS``."""
-MOST_ADDRESSES: Final = 1000
+MAX_ADDRESSES: Final = 1000
 """Wrong tokens that are remembered, of all addresses."""
 
 REMEDY: Final = "`orch ui` opens the page with a new link, `orch ui --print` prints one"
@@ -99,7 +99,7 @@ class SignIn:
         self._now = now
         self._token, self._owner_uid, self.reach = token, owner_uid, reach or Reach()
         self._links: dict[bytes, tuple[int, float]] = {}
-        self._tries: deque[tuple[str, float]] = deque(maxlen=MOST_ADDRESSES)
+        self._tries: deque[tuple[str, float]] = deque(maxlen=MAX_ADDRESSES)
         self._sign_outs = sign_outs or SignOuts()
 
     @property
@@ -118,7 +118,7 @@ class SignIn:
         now = self._now()
         self._links = {digest: link for digest, link in self._links.items() if link[1] > now}
         own = [digest for digest, (user, _) in self._links.items() if user == uid]
-        for digest in own[: max(0, len(own) + 1 - MOST_LINKS)]:
+        for digest in own[: max(0, len(own) + 1 - MAX_LINKS)]:
             del self._links[digest]
         secret = secrets.token_urlsafe(32)
         self._links[_digest(secret)] = (uid, now + LINK_SECONDS)
@@ -142,8 +142,8 @@ class SignIn:
         now = self._now()
         while self._tries and self._tries[0][1] <= now - TRY_SECONDS:
             self._tries.popleft()
-        if sum(one == address for one, _ in self._tries) >= MOST_TRIES:
-            raise TooManyTriesError(f"{MOST_TRIES} wrong tokens within {TRY_SECONDS:.0f} s")
+        if sum(one == address for one, _ in self._tries) >= MAX_TRIES:
+            raise TooManyTriesError(f"{MAX_TRIES} wrong tokens within {TRY_SECONDS:.0f} s")
         self._tries.append((address, now))
         raise UnauthenticatedError("this is not the daemon's token", hint="it is in the file of `--token-file`")
 

@@ -37,7 +37,7 @@ resources:
   num_workers: 1
   resources_per_worker: {gpu: 1, cpu: 1}
 """
-MOST_KEY: Final = 64
+MAX_KEY: Final = 64
 BESIDE: Final = 3
 """Number of lines shown before and after an invalid one."""
 
@@ -101,7 +101,7 @@ class SubmitViews:
             raise BadRequestError(
                 f"{directory[:200]!r} is not an absolute directory", hint="name one of the daemon's machine"
             )
-        if not 16 <= len(key) <= MOST_KEY or not key.isalnum():
+        if not 16 <= len(key) <= MAX_KEY or not key.isalnum():
             raise BadRequestError("the form is not this page's", hint="load the page again")
         path = self._environ.get("PATH", os.defpath)
         return SubmitRequest(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import atheris
 
-MOST_BYTES = 20_000
+MAX_BYTES = 20_000
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
             sys.argv[0],
             str(folder),
             f"-max_total_time={seconds}",
-            f"-max_len={MOST_BYTES}",
+            f"-max_len={MAX_BYTES}",
             f"-artifact_prefix={folder}/",
             "-rss_limit_mb=4096",
             "-timeout=20",

@@ -58,16 +58,16 @@ VALUES: Final[tuple[Any, ...]] = (
     *(None, True, False, 0, -1, 1, 2**31, 2**40, 2**63, 2**70, 10**400, 0.5, 1e300, -1e300, float("nan"), float("inf")),
     *("", "\0", "\ud800", "x" * 5000, "../../x", "²", "nan", [], {}, [[]], [None], [-1], {"a": {}}, {"$": "tensor"}),
 )
-MOST_CHANGES: Final = 4
+MAX_CHANGES: Final = 4
 T = TypeVar("T")
 
 
 def inputs(seeds: Sequence[bytes]) -> st.SearchStrategy[bytes]:
     """Return a strategy for bytes that mostly resemble one of the seeds."""
-    ways = [st.binary(max_size=200), st.builds(_changed, _one(seeds), st.lists(_changes(), max_size=MOST_CHANGES))]
+    ways = [st.binary(max_size=200), st.builds(_changed, _one(seeds), st.lists(_changes(), max_size=MAX_CHANGES))]
     trees = [tree for tree in map(_tree, seeds) if isinstance(tree, dict)]
     if trees:
-        ways.append(st.builds(_regrown, _one(trees), st.lists(_grafts(), min_size=1, max_size=MOST_CHANGES)))
+        ways.append(st.builds(_regrown, _one(trees), st.lists(_grafts(), min_size=1, max_size=MAX_CHANGES)))
     return st.one_of(ways)
 
 

@@ -23,7 +23,7 @@ from orchestrator.spec.reader.reading import to_dict
 from orchestrator.spec.units import parse_duration, parse_memory
 from tests.fuzz.reader import Reader
 
-MOST_SENT = 64 * 1024
+MAX_SENT = 64 * 1024
 """More than a head may have, and less than a socket holds."""
 PATHS = ("a", "a/b", "a/b/c.py", "build/x.o", ".git/config", "ä/ö", "a b", "x" * 300, "[a]", "-")
 WHOLE_JOB = b"""version: 1
@@ -146,7 +146,7 @@ def _read_exporter_request(data: bytes) -> bool:
     server.set_app(server.served)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.sendall(data[:MOST_SENT])
+        ours.sendall(data[:MAX_SENT])
         ours.shutdown(socket.SHUT_WR)
         with contextlib.suppress(LineTooLong):  # raised within the request line, where the server only closes
             _Handler(theirs, ("127.0.0.1", 1), server)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.simulation.campaign import Outcome, Report
 
-MOST_SHRUNK = 3
+MAX_SHRUNK = 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -88,9 +88,9 @@ def _run(options: argparse.Namespace) -> int:
         on_chunk=note,
     )
     print(_summary(first, report))
-    for outcome in report.failed[:MOST_SHRUNK]:
+    for outcome in report.failed[:MAX_SHRUNK]:
         print(_told(outcome))
-    for outcome in report.failed[MOST_SHRUNK:]:
+    for outcome in report.failed[MAX_SHRUNK:]:
         print(f"seed {outcome.history.seed}: {outcome.failure:.300}")
     return 1 if report.failed else 0
 

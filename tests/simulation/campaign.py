@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.simulation.acts import Act
 
 LENGTH = 120
-MOST_ROUNDS = 3000
+MAX_ROUNDS = 3000
 SHRINKING_TRIES = 400
 RECORD_EVERY = 16  # steps between two readings of every event
 CHUNK = 20  # seeds that one process runs at a time
@@ -111,7 +111,7 @@ def settle(world: World, check: Callable[[World], None]) -> None:
         for fault in (f.NodeAnswers(node=node_id), f.NodeReturns(node=node_id), f.Slow(node=node_id, seconds=0.0)):
             fault.inject(world.cluster)
     world.daemon.look()
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         world.round()
         if not world.jobs:
             return

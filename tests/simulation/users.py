@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
     from tests.simulation.world import Do, World
 
-MOST_JOBS = 6
+MAX_JOBS = 6
 JOB = """
 version: 1
 name: job
@@ -52,7 +52,7 @@ SCRIPTS = (
 
 
 def submit(world: World, dice: random.Random) -> str:
-    if len(world.jobs) >= MOST_JOBS:
+    if len(world.jobs) >= MAX_JOBS:
         return ""
     text = JOB.format(
         workers=dice.choice(["1", "2", "3", "4", "{min: 1, max: 3}", "{min: 2, max: 4}", "auto"]),

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from orchestrator.store.store import Store
 
 T = TypeVar("T")
-MOST_JOBS = 5
+MAX_JOBS = 5
 JOB = """
 version: 1
 name: job
@@ -152,7 +152,7 @@ class DaemonMachine(RuleBasedStateMachine):
             workers=workers, priority=50, user=1, infra=2, max_no_progress=2, strategy="PACK", script=SCRIPTS[0]
         )
 
-    @precondition(lambda self: len(self.jobs) < MOST_JOBS)
+    @precondition(lambda self: len(self.jobs) < MAX_JOBS)
     @rule(
         workers=st.integers(1, 4),
         priority=st.sampled_from([40, 50, 60]),

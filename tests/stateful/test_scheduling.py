@@ -24,7 +24,7 @@ from orchestrator.core.facts.reasons import ByIdleReclaim, ByTimeSharing, ByUser
 from orchestrator.core.ids import JobId
 from orchestrator.core.lifecycle.advance import request_resume, request_stop
 from orchestrator.core.lifecycle.fold import change_of
-from orchestrator.core.scheduler.live_jobs import MOST_IN_A_WINDOW, WINDOW_SECONDS, LiveJobs
+from orchestrator.core.scheduler.live_jobs import MAX_IN_A_WINDOW, WINDOW_SECONDS, LiveJobs
 from orchestrator.core.scheduler.preemption import REPEATED_SECONDS
 from orchestrator.core.scheduler.scheduler import Commands, State, decide
 from orchestrator.core.scheduler.shares import Sharing
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from orchestrator.core.cluster import Node
     from orchestrator.core.job.record import Job
 
-MOST_JOBS = 12
-MOST_ROUNDS = 200
+MAX_JOBS = 12
+MAX_ROUNDS = 200
 AGEING = 600.0
 QUEUES = (
     "",
@@ -95,7 +95,7 @@ class Scheduling(RuleBasedStateMachine):
 
     # -- what happens
 
-    @precondition(lambda self: self.submitted < MOST_JOBS)
+    @precondition(lambda self: self.submitted < MAX_JOBS)
     @rule(
         user=st.sampled_from(["ada", "bob"]),
         queue=PICK,
@@ -205,7 +205,7 @@ class Scheduling(RuleBasedStateMachine):
 
     def settle(self) -> None:
         """Decide until no event follows; ranks are up as soon as they are ordered."""
-        for _ in range(MOST_ROUNDS):
+        for _ in range(MAX_ROUNDS):
             commands = self.decided()
             if not commands.events:
                 return
@@ -310,7 +310,7 @@ class Scheduling(RuleBasedStateMachine):
             if self.reserved:  # stops by a reservation count towards the bound, but are not limited by it
                 continue
             stops = [a.ended_at or 0.0 for a in job.attempts if a.state is AttemptState.PREEMPTED]
-            many = zip(stops, stops[MOST_IN_A_WINDOW:], strict=False)
+            many = zip(stops, stops[MAX_IN_A_WINDOW:], strict=False)
             assert all(last - first >= WINDOW_SECONDS for first, last in many)
 
     @invariant()
@@ -337,7 +337,7 @@ class Scheduling(RuleBasedStateMachine):
         if not self.live():
             return
         self.nodes = {name: replace(there, cordoned=False, reservations=()) for name, there in self.nodes.items()}
-        for _ in range(MOST_ROUNDS):
+        for _ in range(MAX_ROUNDS):
             self.now += AGEING
             self.settle()
             if not self.live():

@@ -13,7 +13,7 @@ import psutil
 from tests.support.stack import Stack
 
 SHOWN_CHARACTERS = 6000
-MOST_PROCESSES = 12
+MAX_PROCESSES = 12
 SPY_SECONDS = 15.0
 
 
@@ -23,7 +23,7 @@ def sections(stack: Stack) -> Iterator[tuple[str, str]]:
         if log.exists():
             yield f"end of {log}", log.read_text(errors="replace")[-SHOWN_CHARACTERS:]
     yield f"processes of {stack.home}", "\n".join(map(describe, stack.processes())) or "none"
-    for process in python_processes(stack)[:MOST_PROCESSES]:
+    for process in python_processes(stack)[:MAX_PROCESSES]:
         yield f"stacks of {describe(process)}", stacks(process.pid)
 
 

@@ -27,13 +27,13 @@ from orchestrator.spec.plain_files import read_plain
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MOST_BYTES: Final = 64 * 2**20
-MOST_TEXT: Final = 1000
-MOST_VALUES: Final = 4096
+MAX_BYTES: Final = 64 * 2**20
+MAX_TEXT: Final = 1000
+MAX_VALUES: Final = 4096
 FOLDER: Final = "trackers"
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
-Text = Annotated[str, Meta(max_length=MOST_TEXT)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class Point:
     number: Count
     at: float
     step: Count
-    values: Annotated[Mapping[str, float], Meta(max_length=MOST_VALUES)] = field(default_factory=dict)
+    values: Annotated[Mapping[str, float], Meta(max_length=MAX_VALUES)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ def load(path: Path) -> Journal:
     """Return the journal at ``path``; an empty one where there is no valid one."""
     try:
         # Python's JSON, not msgspec's: it has NaN and infinity, and a diverged loss is one.
-        found = msgspec.convert(json.loads(read_plain(path, MOST_BYTES, real=True)), Journal)
+        found = msgspec.convert(json.loads(read_plain(path, MAX_BYTES, real=True)), Journal)
     except (OSError, ValueError, RecursionError):  # msgspec's error is a ValueError
         return Journal()
     times = (found.cursor.began_at, found.cursor.last_at, found.updated_at)
@@ -103,9 +103,9 @@ def save(path: Path, journal: Journal) -> Journal:
     """Replace the file, synced, and return the journal as written. Raises OSError, and ValueError for a link on the way."""
     journal = replace(
         journal,
-        where=journal.where[:MOST_TEXT],
-        facts={name: value[:MOST_TEXT] for name, value in journal.facts.items()},
-        problem=journal.problem[:MOST_TEXT],
+        where=journal.where[:MAX_TEXT],
+        facts={name: value[:MAX_TEXT] for name, value in journal.facts.items()},
+        problem=journal.problem[:MAX_TEXT],
         updated_at=round(time.time(), 3),
     )
     with own_folder(path.parents[1]) as folder:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from orchestrator.analysis.trackers.process import RunFacts
 
 TAG: Final = "orch.job_id"
-MOST_AT_ONCE: Final = 500
-MOST_PARAMS: Final = 90
-MOST_PARAM_CHARS: Final = 500
+MAX_AT_ONCE: Final = 500
+MAX_PARAMS: Final = 90
+MAX_PARAM_CHARS: Final = 500
 _ENDS: Final = {"SUCCEEDED": "FINISHED", "CANCELLED": "KILLED"}
 
 
@@ -59,7 +59,7 @@ class MlflowRun:
         tags = {TAG: facts.job_id} | ({"orch.group": facts.group} if facts.group else {})
         tags |= dict(tag.partition("=")[::2] for tag in facts.tags)
         run = str(self._client.create_run(self._experiment, tags=tags, run_name=facts.job_id).info.run_id)
-        params = [Param(k[:250], str(v)[:MOST_PARAM_CHARS]) for k, v in list(facts.config.items())[:MOST_PARAMS]]
+        params = [Param(k[:250], str(v)[:MAX_PARAM_CHARS]) for k, v in list(facts.config.items())[:MAX_PARAMS]]
         self._client.log_batch(run, params=params)
         return run
 
@@ -86,8 +86,8 @@ class MlflowRun:
         for point in points:
             at = round(point.at * 1000)
             metrics += [Metric(name[:250], value, at, point.step) for name, value in point.values.items()]
-        for start in range(0, len(metrics), MOST_AT_ONCE):
-            self._client.log_batch(self._run, metrics=metrics[start : start + MOST_AT_ONCE])
+        for start in range(0, len(metrics), MAX_AT_ONCE):
+            self._client.log_batch(self._run, metrics=metrics[start : start + MAX_AT_ONCE])
 
     def kept(self) -> int | None:
         """Return None: every written point is kept."""

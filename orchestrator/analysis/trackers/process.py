@@ -74,7 +74,7 @@ LAST_ROWS_SECONDS: Final = 3.0
 """Time after a job's end in which the last samples of its GPUs arrive."""
 ANSWER_SECONDS: Final = 180.0
 PREDECESSOR_SECONDS: Final = 10.0
-MOST_PENDING: Final = 5000
+MAX_PENDING: Final = 5000
 EXIT_FAILED: Final = 1
 EXIT_HUNG: Final = 75
 EXIT_BUSY: Final = 76
@@ -144,7 +144,7 @@ class Following:
         last = self._orders.ended.is_set()
         now = float("inf") if last else time.time()
         points: Sequence[Point] = ()
-        if len(self._journal.pending) < MOST_PENDING:
+        if len(self._journal.pending) < MAX_PENDING:
             points, cursor = read_on(self._job, self._journal.cursor, now)
             if cursor != self._journal.cursor:
                 pending = (*self._journal.pending, *points)

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.analysis.runs import is_sample, report_of, sample_numbers, valid_number
-from orchestrator.analysis.trackers.journal import MOST_VALUES, Cursor, Place, Point, is_whole
+from orchestrator.analysis.trackers.journal import MAX_VALUES, Cursor, Place, Point, is_whole
 from orchestrator.gpu.load import GpuLoad, Quantity, balance
 from orchestrator.gpu.recording.job_record import COLUMNS
 from orchestrator.spec.plain_files import open_plain
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 WINDOW_SECONDS: Final = 10.0
 SETTLE_SECONDS: Final = 5.0
 """Time from the end of a window until it is reported: exporters write within a second, and clocks of nodes differ."""
-MOST_BYTES: Final = 2**20
-MOST_LINES: Final = 200
-MOST_GPUS: Final = 1024
+MAX_BYTES: Final = 2**20
+MAX_LINES: Final = 200
+MAX_GPUS: Final = 1024
 _CELLS: Final = tuple(
     COLUMNS.index(name) for name in ("utilization", "memory_used_bytes", "power_watts", "temperature_celsius")
 )
@@ -142,7 +142,7 @@ def _reported(job: Path, cursor: Cursor) -> tuple[list[_Entry], Cursor]:
             continue
         offset = start
         for line, end in _lines(path, start):
-            if len(found) == MOST_LINES:
+            if len(found) == MAX_LINES:
                 return found, replace(cursor, metrics=place, last_at=last_at)
             offset = end
             place = Place(inode=inodes[path], offset=offset)
@@ -163,7 +163,7 @@ def _sampled(folder: Path, cursor: Cursor, until: float, seconds: float) -> tupl
     over = sorted(
         {w for part in parts.values() for w in part.windows if w > cursor.window and (w + 1) * seconds <= until}
     )
-    over = over[:MOST_LINES]
+    over = over[:MAX_LINES]
     slots, offsets = dict(cursor.slots), dict(cursor.telemetry)
     found: list[_Entry] = []
     for window in over:
@@ -208,7 +208,7 @@ def _part(path: Path, start: int, seconds: float) -> _Part:
             if not math.isnan(numbers[column]):
                 values.append(numbers[column])
         part.ends[number] = max(end, part.ends.get(number, 0))
-    if lines and lines[-1][1] - start > MOST_BYTES - 4096:  # there is more, and the last window may continue in it
+    if lines and lines[-1][1] - start > MAX_BYTES - 4096:  # there is more, and the last window may continue in it
         part.unread_from = last
     return part
 
@@ -219,7 +219,7 @@ def parse_line(line: bytes) -> tuple[float, int | None, dict[str, float]] | None
     at, step, metrics = valid_number(body.get("at")), body.get("step"), body.get("metrics")
     if math.isnan(at) or "step" not in body or not (step is None or is_whole(step)) or not isinstance(metrics, dict):
         return None
-    if len(metrics) > MOST_VALUES:
+    if len(metrics) > MAX_VALUES:
         return None
     try:
         values = {
@@ -244,12 +244,12 @@ def _lines(path: Path, start: int) -> Iterator[tuple[bytes, int]]:
     try:
         size = os.fstat(handle).st_size
         offset = start if start <= size else 0  # another file
-        data = os.pread(handle, MOST_BYTES, offset)
+        data = os.pread(handle, MAX_BYTES, offset)
     except OSError:
         return
     finally:
         os.close(handle)
-    if b"\n" not in data and len(data) == MOST_BYTES:  # not a line of orch: skipped
+    if b"\n" not in data and len(data) == MAX_BYTES:  # not a line of orch: skipped
         yield b"", offset + len(data)
         return
     for line in data.splitlines(keepends=True):
@@ -264,7 +264,7 @@ def _telemetry(folder: Path) -> list[str]:
         names = sorted(entry.name for entry in folder.iterdir())
     except OSError:
         return []
-    return [name for name in names if name.startswith("telemetry-") and name.endswith(".csv")][:MOST_GPUS]
+    return [name for name in names if name.startswith("telemetry-") and name.endswith(".csv")][:MAX_GPUS]
 
 
 def _inode(path: Path) -> int:

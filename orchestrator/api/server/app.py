@@ -351,7 +351,7 @@ def add_matrix_routes(
         return answer(await service.act_on_matrix(found, details, caller))
 
 
-MOST_REFERENCE = 200
+MAX_REFERENCE = 200
 NAME_PATTERN = r"^[a-z0-9](?:[a-z0-9-]{0,48}[a-z0-9])?$"
 
 
@@ -383,7 +383,7 @@ def add_queue_routes(
         return answer(await service.queue_shares())
 
     @app.get(f"{API_PREFIX}/outlook", response_model=OutlookView)
-    async def outlook(request: Request, job: Annotated[str, Query(max_length=MOST_REFERENCE)] = "") -> Response:
+    async def outlook(request: Request, job: Annotated[str, Query(max_length=MAX_REFERENCE)] = "") -> Response:
         """Return when a job is expected to start and why; without ``job``, the starts of the queue's first jobs."""
         return answer(await service.outlook(await service.resolve(job, caller_of(request)) if job else None))
 

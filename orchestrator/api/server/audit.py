@@ -2,7 +2,7 @@
 
 Lines are JSON objects, only ever appended, and on the disk before the answer is sent. Neither bodies nor query strings are in them: they
 may hold secrets. Old files are renamed (``audit.jsonl.1``, ...), and the oldest is removed. Refusals are the only lines that
-a caller without rights can cause, so at most ``MOST_REFUSALS`` a minute of one user or address are written, the rest are counted.
+a caller without rights can cause, so at most ``MAX_REFUSALS`` a minute of one user or address are written, the rest are counted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = structlog.get_logger("orch.audit")
 MAX_BYTES: Final = 32 * 1024 * 1024
 KEPT: Final = 9
 """Older files that are kept beside the current one: more than a million lines in all."""
-MOST_REFUSALS: Final = 60
+MAX_REFUSALS: Final = 60
 LONGEST: Final = 300
 WRITE_SECONDS: Final = 5.0
 """A request is answered after this time even if the disk does not take its line."""
@@ -118,11 +118,11 @@ class AuditLog:
         if minute != self._minute:
             self._minute = minute
             for name, count in self._refusals.items():
-                if count > MOST_REFUSALS:
-                    log.warning("audit.refusals_left_out", who=name, count=count - MOST_REFUSALS)
+                if count > MAX_REFUSALS:
+                    log.warning("audit.refusals_left_out", who=name, count=count - MAX_REFUSALS)
             self._refusals.clear()
         self._refusals[who] += 1
-        return self._refusals[who] <= MOST_REFUSALS
+        return self._refusals[who] <= MAX_REFUSALS
 
     async def _write(self) -> None:
         while self._waiting:

@@ -48,7 +48,7 @@ LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 FAILED = "the daemon failed to answer"
 STOPPING = "the daemon is shutting down"
 DISCARD_SECONDS = 5.0
-MOST_DISCARDED_BYTES = 64 * 1024 * 1024
+MAX_DISCARDED_BYTES = 64 * 1024 * 1024
 _MEDIA_TYPES = frozenset({"application/json", "application/octet-stream"})
 """A browser sends a preflight request before a page of another site can send either."""
 
@@ -225,7 +225,7 @@ def framed(app: ASGIApp) -> ASGIApp:
                 size = 0
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(DISCARD_SECONDS):
-                        while more and size < MOST_DISCARDED_BYTES:
+                        while more and size < MAX_DISCARDED_BYTES:
                             size += len((await received()).get("body", b""))
                 message = {"type": "http.response.body"}
             await send(message)

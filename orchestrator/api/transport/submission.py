@@ -98,7 +98,7 @@ DEADLINE_SECONDS = 180.0
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0
 _WORKING_DIR = re.compile(r"^working_dir:[ \t]+(null|(?![~0-9])[\w./-]*[A-Za-z/.])[ \t]*$", re.MULTILINE | re.ASCII)
-_MOST_GROUP_BYTES = MAX_BODY_BYTES - 64
+_MAX_GROUP_BYTES = MAX_BODY_BYTES - 64
 
 
 def new_key() -> str:
@@ -340,7 +340,7 @@ def _groups(bodies: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     size = 0
     for body in bodies:
         length = len(json.dumps(body)) + 1
-        if group and (len(group) == MAX_TOGETHER or size + length > _MOST_GROUP_BYTES):
+        if group and (len(group) == MAX_TOGETHER or size + length > _MAX_GROUP_BYTES):
             yield group
             group, size = [], 0
         group.append(body)

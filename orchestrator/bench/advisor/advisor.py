@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from orchestrator.bench.plan import BenchRequest, Cell
 
-MOST_STEPS: Final = 20
-MOST_SECONDS: Final = 2.0
+MAX_STEPS: Final = 20
+MAX_SECONDS: Final = 2.0
 """Limits for the steps of the model on one rank and for their time, including those beside neighbours."""
 BESIDE_STEPS: Final = 3
 """Steps beside neighbours that count; one before them warms up."""
@@ -94,13 +94,13 @@ def probe_model(ranks: RankProcesses, request: BenchRequest, cells: Sequence[Cel
     beside = crowded and most > 1
     common = {"model": request.model, "seed": request.seed, "precision": request.precision}
     sizes = probe_sizes(cells)
-    limit = MOST_STEPS - (1 + BESIDE_STEPS) * beside
+    limit = MAX_STEPS - (1 + BESIDE_STEPS) * beside
     (answer,) = ranks.ask(
-        {"do": "probe", **common, "sizes": list(sizes), "most_steps": limit, "most_seconds": MOST_SECONDS}, 1
+        {"do": "probe", **common, "sizes": list(sizes), "most_steps": limit, "most_seconds": MAX_SECONDS}, 1
     )
     probe = read_probe(answer)
     point = min(probe.points, key=lambda one: abs(one.batch - sizes[-1]))
-    if not beside or probe.seconds + (1 + BESIDE_STEPS) * most * point.step > MOST_SECONDS:
+    if not beside or probe.seconds + (1 + BESIDE_STEPS) * most * point.step > MAX_SECONDS:
         return probe
     command = {"do": "beside", **common, "ranks": most, "batch": point.batch, "steps": BESIDE_STEPS}
     taken = ranks.ask(command, most)[0]

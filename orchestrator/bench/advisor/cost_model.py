@@ -214,7 +214,7 @@ def _interval(mean: float, margin: float) -> Interval:
     return Interval(mean, mean * (1 - margin), mean * (1 + margin))
 
 
-MOST_PAYING_BATCH: Final = 1 << 17
+MAX_PAYING_BATCH: Final = 1 << 17
 _TIE: Final = 0.01
 """Ranks that gain less than this are not worth their GPUs."""
 
@@ -260,7 +260,7 @@ def _choose(batch: int, predictions: Sequence[Prediction]) -> Advice:
 def paying_batch(ranks: int, probe: Probe, calibration: Calibration) -> int | None:
     """Return the smallest global batch (ranks times a power of two) at which this many ranks beat one; None if none does."""
     per_rank = 1
-    while (batch := per_rank * ranks) <= MOST_PAYING_BATCH:
+    while (batch := per_rank * ranks) <= MAX_PAYING_BATCH:
         single, several = (predict(Cell(batch=batch, ranks=n), probe, calibration) for n in (1, ranks))
         if several.throughput.value > single.throughput.value * (1 + _TIE):
             return batch

@@ -19,7 +19,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator import trees
-from orchestrator.bench.advisor.advisor import MOST_SECONDS, MOST_STEPS, calibrate
+from orchestrator.bench.advisor.advisor import MAX_SECONDS, MAX_STEPS, calibrate
 from orchestrator.bench.advisor.cost_model import Bucket, Calibration, Prediction, Probe, ProbePoint, predict
 from orchestrator.bench.benchmark import look_at
 from orchestrator.bench.plan import BenchError, Cell, RankError, check
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
     from orchestrator.bench.plan import BenchRequest
 
-MOST_COPIED_BYTES: Final = 500 * 10**6
+MAX_COPIED_BYTES: Final = 500 * 10**6
 START_SECONDS: Final = 600.0
 _FIRST_BUCKET: Final = 1 << 20
 _BUCKET: Final = 25 << 20
-_MOST_ANSWER: Final = 64 << 20
+_MAX_ANSWER: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +70,9 @@ def probe_script(script: Script, log: Path, *, start_seconds: float = START_SECO
 
 def _copy(directory: Path, target: Path) -> None:
     """Copy the directory. Raises BenchError where it is too large."""
-    if trees.measure(directory, trees.Problems()).bytes > MOST_COPIED_BYTES:
+    if trees.measure(directory, trees.Problems()).bytes > MAX_COPIED_BYTES:
         raise BenchError(
-            f"{directory} holds more than {MOST_COPIED_BYTES // 10**6} MB, and the probe runs in a copy of it",
+            f"{directory} holds more than {MAX_COPIED_BYTES // 10**6} MB, and the probe runs in a copy of it",
             hint="keep data outside of working_dir and read it by an absolute path",
         )
     problems = trees.Problems()
@@ -85,7 +85,7 @@ def _copy(directory: Path, target: Path) -> None:
 
 def _run(script: Script, work: Path, checkpoints: Path, log: Path, start_seconds: float) -> Mapping[str, Any]:
     answers, theirs = os.pipe()
-    limits = json.dumps({"most_steps": MOST_STEPS, "most_seconds": MOST_SECONDS})
+    limits = json.dumps({"most_steps": MAX_STEPS, "most_seconds": MAX_SECONDS})
     command = [script.python, rank_script(), str(theirs), limits]
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
     environ = {
@@ -114,12 +114,12 @@ def _run(script: Script, work: Path, checkpoints: Path, log: Path, start_seconds
             code = process.wait(start_seconds)
         except subprocess.TimeoutExpired:
             raise BenchError(
-                f"the script made fewer than {MOST_STEPS} optimizer steps within {start_seconds:g}s",
+                f"the script made fewer than {MAX_STEPS} optimizer steps within {start_seconds:g}s",
                 hint=f"its output is in {log}; try it with less data",
             ) from None
         finally:
             _end(process)
-        text = pipe.read(_MOST_ANSWER)
+        text = pipe.read(_MAX_ANSWER)
     if not text:
         raise BenchError(
             f"the script ended with {code} before it had made its steps: {last_line(log)}",

@@ -141,8 +141,8 @@ def exposed_and_hidden(buckets: Sequence[tuple[float, float]], backward_end: flo
 BATCHES: Final = 4
 WINDOW: Final = 10
 STABLE: Final = 0.05
-MOST_WINDOWS: Final = 10
-MOST_SECONDS: Final = 3.0
+MAX_WINDOWS: Final = 10
+MAX_SECONDS: Final = 3.0
 """Warm-up begins no further window after this time."""
 _AUTOCAST: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -280,17 +280,17 @@ def warm_up(stepper: Stepper, group: dist.ProcessGroup | None, ranks: int, windo
     """
     first = stepper.block(window)
     before, spent = median(first.steps), first.seconds
-    for windows in range(2, MOST_WINDOWS + 1):
+    for windows in range(2, MAX_WINDOWS + 1):
         block = stepper.block(window)
         now, spent = median(block.steps), spent + block.seconds
         measured = torch.tensor([abs(now - before) / before if before else 0.0, spent])
         if ranks > 1:
             dist.all_reduce(measured, dist.ReduceOp.MAX, group=group)
         change, longest = measured.tolist()
-        if change <= STABLE or longest >= MOST_SECONDS:
+        if change <= STABLE or longest >= MAX_SECONDS:
             return windows * window, change <= STABLE
         before = now
-    return MOST_WINDOWS * window, False
+    return MAX_WINDOWS * window, False
 
 
 def communication_split(

@@ -659,7 +659,7 @@ LOOK_SECONDS = 1.0
 OFTEN_SECONDS = 0.25  # for a file that each save overwrites
 FIRST_WAIT_SECONDS = 0.05  # while such a file is being written; then 1.5 times as long each time
 BUSY_SHARE = 0.2  # of the time, at most, is spent copying and hashing
-MOST_SAMPLES = 4096
+MAX_SAMPLES = 4096
 COPY_FAILED = "copy"
 """The kind of failure where a file that each save overwrites could not be copied."""
 
@@ -682,7 +682,7 @@ class FileWatcher:
     ) -> None:
         self._files = ExternalCheckpoints(settings, clock=clock)
         self._reported = reported
-        self._samples: deque[tuple[float, int]] = deque(maxlen=MOST_SAMPLES)
+        self._samples: deque[tuple[float, int]] = deque(maxlen=MAX_SAMPLES)
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None

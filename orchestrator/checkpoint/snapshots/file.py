@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 HEADER_BYTES = 16 * 1024
 SLOTS = 3  # the newest, the one being written, and one that is being persisted
-MOST_OF_AVAILABLE = 0.9  # the rest is for allocations of other processes
+MAX_OF_AVAILABLE = 0.9  # the rest is for allocations of other processes
 PIECE_BYTES = 256 * 1024  # fits a core's cache while it is hashed and written
 MEMINFO = Path("/proc/meminfo")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -130,7 +130,7 @@ class SnapshotSlot:
         them.
         """
         left = available_memory_bytes()
-        if left is not None and size > left * MOST_OF_AVAILABLE:
+        if left is not None and size > left * MAX_OF_AVAILABLE:
             raise SnapshotUnavailableError(
                 f"no room for a snapshot of {units.size(size)}: {units.size(left)} of memory are left on this machine"
             )

@@ -321,7 +321,7 @@ def _address_of(slot: SnapshotSlot) -> int:
 
 _PAGE = 4096
 _TREE_SLACK = 1024  # space for plain values that become longer
-MOST_THREADS: Final = 4
+MAX_THREADS: Final = 4
 WORTH_BYTES: Final = 32 << 20
 """One thread copies less than this: measured, two were no faster at 25 MB (the second must wake up), faster from 85 MB on."""
 PIECE_BYTES: Final = 4 << 20
@@ -330,7 +330,7 @@ PIECE_BYTES: Final = 4 << 20
 
 def copy_threads(local_world_size: int) -> int:
     """Return a rank's number of copy threads: its share of the processors that this process may use, four at most."""
-    return max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // max(1, local_world_size)))
+    return max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // max(1, local_world_size)))
 
 
 class TensorCopy:

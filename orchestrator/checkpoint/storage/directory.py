@@ -136,7 +136,7 @@ def removable_broken(infos: Sequence[CheckpointInfo]) -> tuple[CheckpointInfo, .
 
 
 _LISTING_RETRIES = 20  # retries for a directory that changes during a listing
-_MOST_BROKEN = 1000  # of one name
+_MAX_BROKEN = 1000  # of one name
 
 
 class CheckpointDirectory:
@@ -217,7 +217,7 @@ class CheckpointDirectory:
         return layout.is_removing(name)
 
     def _set_aside(self, name: str) -> None:
-        for number in range(1, _MOST_BROKEN):
+        for number in range(1, _MAX_BROKEN):
             try:
                 self.storage.rename(name, layout.broken_name(name, number))
             except FileExistsError:

@@ -93,14 +93,14 @@ def advice_lines(console: Console, outcome: AdvisorOutcome) -> list[str]:
 
 
 def _sentences(outcome: AdvisorOutcome) -> Iterator[str]:
-    from orchestrator.bench.advisor.cost_model import MOST_PAYING_BATCH, paying_batch, sentence
+    from orchestrator.bench.advisor.cost_model import MAX_PAYING_BATCH, paying_batch, sentence
 
     for advice in outcome.advice:
         yield sentence(advice, outcome.probe)
     for ranks in sorted(outcome.calibration.links):
         batch = paying_batch(ranks, outcome.probe, outcome.calibration)
         if batch is None:
-            yield f"{ranks} ranks: predicted to pay at no global batch up to {MOST_PAYING_BATCH}"
+            yield f"{ranks} ranks: predicted to pay at no global batch up to {MAX_PAYING_BATCH}"
         else:
             yield f"{ranks} ranks: predicted to pay from a global batch of {batch} on"
     for ranks in outcome.unknown:
@@ -197,7 +197,7 @@ def run_nccl_sweep(session: Session, request: BenchRequest, *, as_json: bool) ->
     return answer(session, sweep_lines(outcome), sweep_json(outcome), as_json=as_json)
 
 
-MOST_ADVISED = 64
+MAX_ADVISED = 64
 """Most ranks that the advisor tries."""
 
 
@@ -251,10 +251,10 @@ def advice_overrides(session: Session, files: Sequence[str], overrides: Sequence
         )
     auto = spec.resources.auto
     assert auto is not None
-    wanted = sorted({n for n in (auto.min, 1, 2, 4, 8, auto.max) if auto.min <= n <= min(auto.max, MOST_ADVISED)})
+    wanted = sorted({n for n in (auto.min, 1, 2, 4, 8, auto.max) if auto.min <= n <= min(auto.max, MAX_ADVISED)})
     if not wanted:
         raise BadRequestError(
-            f"resources.auto.min is {auto.min}, and the advisor tries at most {MOST_ADVISED} ranks",
+            f"resources.auto.min is {auto.min}, and the advisor tries at most {MAX_ADVISED} ranks",
             hint="write a number of ranks",
         )
     with logs_kept_on_failure() as logs:

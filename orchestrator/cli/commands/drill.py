@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 
 MAX_SECONDS = 86_400.0
-MOST_JOBS = 500
-MOST_NAMED = 5
+MAX_JOBS = 500
+MAX_NAMED = 5
 
 
 class Victim(enum.StrEnum):
@@ -194,7 +194,7 @@ def _targets(session: Session, job: str | None) -> list[JobView]:
     if job is not None:
         found = [client.job(job)]
     else:
-        found = list(client.jobs(user=user_name(session, ME), states=("RUNNING",), limit=MOST_JOBS).jobs)
+        found = list(client.jobs(user=user_name(session, ME), states=("RUNNING",), limit=MAX_JOBS).jobs)
     running = [each for each in found if each.state == "RUNNING"]
     if not running:
         what = f"{found[0].id} is {found[0].state}" if found else "no job of yours is running"
@@ -206,15 +206,15 @@ def _warning(client: Client, jobs: Sequence[JobView], kinds: Sequence[Kind], sec
     """Return the text of the confirmation: the faults, the jobs, and the other jobs that the faults also reach."""
     felt = [kind for kind in kinds if kind in FELT_BY_ALL]
     own = {job.id for job in jobs}
-    running = client.jobs(states=("RUNNING",), limit=MOST_JOBS).jobs if felt else ()
+    running = client.jobs(states=("RUNNING",), limit=MAX_JOBS).jobs if felt else ()
     others = [job for job in running if job.id not in own]
     text = f"injects {', '.join(kinds)} into {_named(jobs)} for {duration(seconds)}, one after the other"
     return f"{text}; {', '.join(felt)} also reaches {_named(others)}" if others else text
 
 
 def _named(jobs: Sequence[JobView]) -> str:
-    more = f" and {len(jobs) - MOST_NAMED} more" if len(jobs) > MOST_NAMED else ""
-    return ", ".join(f"{job.id} ({job.user})" for job in jobs[:MOST_NAMED]) + more
+    more = f" and {len(jobs) - MAX_NAMED} more" if len(jobs) > MAX_NAMED else ""
+    return ", ".join(f"{job.id} ({job.user})" for job in jobs[:MAX_NAMED]) + more
 
 
 def _lines(report: DrillReport) -> list[str]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from orchestrator.gpu.row import GpuRow
 
 
-MOST_GPUS = 4
+MAX_GPUS = 4
 
 
 class Total(NamedTuple):
@@ -167,7 +167,7 @@ def memory_text(job: JobView, gpus: Mapping[str, GpuRow]) -> str:
     used = [(rank, gpu.memory_used_bytes) for rank, gpu in _gpus(job, gpus) if gpu.memory_used_bytes is not None]
     if not used:
         return ""
-    if len(used) <= MOST_GPUS:
+    if len(used) <= MAX_GPUS:
         return ", ".join(size(count) for _, count in used)
     counts = [count for _, count in used]
     return f"{len(used)} GPUs, {size(min(counts))} to {size(max(counts))}"

@@ -187,7 +187,7 @@ def checkpoints(
     return answer(session, lines, value, as_json=json, code=code)
 
 
-MOST_FILES = 20
+MAX_FILES = 20
 """Most changed files that are listed, so that the values above them stay in view."""
 
 SIGNS = {"added": "+", "removed": "-", "changed": "~"}
@@ -258,9 +258,9 @@ def _diff_lines(found: SpecDiff) -> Iterator[str]:
     width = max((len(value.key) for value in found.values), default=0)
     for value in found.values:
         yield clean(f"{value.key.ljust(width)}  {_value(value.before)} -> {_value(value.after)}")
-    for file in found.files[:MOST_FILES]:
+    for file in found.files[:MAX_FILES]:
         yield f"{SIGNS.get(file.change, '?')} {clean(file.path)}"
-    if left := max(0, len(found.files) - MOST_FILES) + found.more_files:
+    if left := max(0, len(found.files) - MAX_FILES) + found.more_files:
         yield f"and {left} more {'file' if left == 1 else 'files'}; --json lists up to 200"
     if found.files_unknown:
         yield f"files: {clean(found.files_unknown)}"

@@ -517,14 +517,14 @@ def _write(session: Session, text: str) -> None:
 
 DATED = "orch-%Y%m%dT%H%M%SZ.sqlite3"
 ALL_DATED = "orch-*.sqlite3"
-MOST_KEPT = 10_000
+MAX_KEPT = 10_000
 
 
 def backup(
     target: Annotated[str, typer.Argument(metavar="FILE", help="The backup; with --keep, a folder of dated ones.")],
     keep: Annotated[
         int,
-        typer.Option("--keep", metavar="N", min=0, max=MOST_KEPT, help="Keep the newest N backups of the folder FILE."),
+        typer.Option("--keep", metavar="N", min=0, max=MAX_KEPT, help="Keep the newest N backups of the folder FILE."),
     ] = 0,
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; report what is wrong with the backup FILE.")

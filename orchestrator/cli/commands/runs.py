@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from orchestrator.gpu.recording.reading import Recording
 
 
-MOST_NAMED = 5
+MAX_NAMED = 5
 
 
 def find_runs(session: Session, refs: Sequence[str]) -> list[Run]:
@@ -87,7 +87,7 @@ def _in_home(session: Session, ref: str) -> Path:
     if len(exact or found) == 1:
         return (exact or found)[0]
     if found:
-        named = ", ".join(path.name for path in found[:MOST_NAMED])
+        named = ", ".join(path.name for path in found[:MAX_NAMED])
         raise BadRequestError(
             f"{ref} is the beginning of {len(found)} jobs: {named}", hint="give more letters of the id"
         )

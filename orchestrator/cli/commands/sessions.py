@@ -257,7 +257,7 @@ def _settled(session: Session, job_id: str) -> JobView:
     return next(job for job in readings if job.state != "RUNNING" or time.monotonic() >= deadline)
 
 
-_MOST_CONNECTIONS: Final = 100
+_MAX_CONNECTIONS: Final = 100
 
 
 class Forwarding:
@@ -267,7 +267,7 @@ class Forwarding:
         self._client, self._job_id, self._rank = client, job_id, rank
         self._console = console
         self._listeners: dict[int, tuple[socket.socket, int]] = {}
-        self._room = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        self._room = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         self._version: int | None = None
 
     def __enter__(self) -> Self:
@@ -324,7 +324,7 @@ class Forwarding:
         connection, _ = listener.accept()
         if not self._room.acquire(blocking=False):
             connection.close()
-            self._console.print_error(f"orch: a connection was refused: {_MOST_CONNECTIONS} are open")
+            self._console.print_error(f"orch: a connection was refused: {_MAX_CONNECTIONS} are open")
             return
         threading.Thread(target=self._serve, args=(connection, remote), daemon=True).start()
 

@@ -43,11 +43,11 @@ RECENT_SECONDS = 86400.0
 RECENT_JOBS = 50
 """Most ended jobs that are read for the short list: a daemon has thousands, and status is called often."""
 
-MOST_WAITING = 500
+MAX_WAITING = 500
 """Most waiting jobs in the short list: a queue may have a hundred thousand."""
 
 WAITING_STATES = ("PENDING",)
-MORE = f"only the newest {MOST_WAITING} jobs that wait are listed; `orch status --state PENDING` lists all, `orch queue` their order"
+MORE = f"only the newest {MAX_WAITING} jobs that wait are listed; `orch status --state PENDING` lists all, `orch queue` their order"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +182,7 @@ def _show_jobs(session: Session, options: StatusOptions) -> int:
 
     def chosen() -> JobList:
         if recent:
-            found = _live_and_recent(client, user, None if options.json or options.chooses else MOST_WAITING)
+            found = _live_and_recent(client, user, None if options.json or options.chooses else MAX_WAITING)
         else:
             found = client.jobs(user=user, states=states, since=since)
         if not (options.labels or options.name):

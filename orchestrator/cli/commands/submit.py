@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from orchestrator.api.matrix_views import CombinationView
-    from orchestrator.api.queue_views import SeatPlan
+    from orchestrator.api.queue_views import PlannedRank
     from orchestrator.api.transport.upload import Uploaded
     from orchestrator.api.views import JobView, PlanReply
     from orchestrator.cli.console import Console
@@ -261,7 +261,7 @@ def plan_lines(console: Console, plan: PlanReply) -> list[str]:
         ("secrets", ", ".join(plan.secrets)),
     ]
     lines += [f"  {console.style(label.ljust(10), 'dim')}{text}" for label, text in facts if text]
-    columns: tuple[Column[SeatPlan], ...] = (
+    columns: tuple[Column[PlannedRank], ...] = (
         Column("RANK", lambda seat: seat.rank, right=True),
         Column("NODE", lambda seat: seat.node),
         Column("GPUS", lambda seat: number(seat.gpus), right=True),

@@ -159,7 +159,7 @@ def quantile(values: Sequence[float], share: float) -> float | None:
 
 
 POLL_SECONDS: Final = 0.1
-MOST_REFUSALS: Final = 3
+MAX_REFUSALS: Final = 3
 """A kind that a job has refused this many times in a row is no longer tried on that job."""
 CHARGEABLE: Final = ("STARTING", "RUNNING", "RECOVERING")
 """States of jobs of which the end of Ray ends an attempt."""
@@ -238,8 +238,8 @@ class Campaign:
 
         ``alive`` has the jobs that a drill of Ray is charged to: those of the campaign that have not ended, and others.
         """
-        if self._refusals.get((job.id, kind), 0) >= MOST_REFUSALS:
-            return RefusedRepeatedly(times=MOST_REFUSALS)
+        if self._refusals.get((job.id, kind), 0) >= MAX_REFUSALS:
+            return RefusedRepeatedly(times=MAX_REFUSALS)
         charged = CHARGED_TO.get(kind)
         if charged is None:
             return None

@@ -172,8 +172,8 @@ def _gpus(counts: Iterable[float]) -> str:
     return number(sum(counts) or None)
 
 
-MOST_ROWS: Final = 10
-MOST_AHEAD: Final = 5
+MAX_ROWS: Final = 10
+MAX_AHEAD: Final = 5
 RULES: Final = {
     "resized": "it is only being resized",
     "overdue": "none of its kind has started for too long (ORCH_AGEING)",
@@ -190,15 +190,15 @@ def outlook_lines(console: Console, outlook: OutlookView, now: float) -> list[st
     """Return the lines for one job that waits."""
     lines = ["", f"expected start: {expected(outlook, now)}"]
     if outlook.ahead:
-        names = ", ".join(clean(job_id) for job_id in outlook.ahead[:MOST_AHEAD])
-        more = ", ..." if len(outlook.ahead) > MOST_AHEAD else ""
+        names = ", ".join(clean(job_id) for job_id in outlook.ahead[:MAX_AHEAD])
+        more = ", ..." if len(outlook.ahead) > MAX_AHEAD else ""
         why = f"; {clean(outlook.ahead[-1])} is before it: {RULES.get(outlook.rule, clean(outlook.rule))}"
         lines.append(f"{len(outlook.ahead)} ahead in the queue: {names}{more}{why if outlook.rule else ''}")
     if outlook.holders:
         lines += ["", "jobs that have to end first:"]
-        lines += render_table(console, _holder_columns(now), outlook.holders[:MOST_ROWS])
-        if len(outlook.holders) > MOST_ROWS:
-            lines.append(f"and {len(outlook.holders) - MOST_ROWS} more")
+        lines += render_table(console, _holder_columns(now), outlook.holders[:MAX_ROWS])
+        if len(outlook.holders) > MAX_ROWS:
+            lines.append(f"and {len(outlook.holders) - MAX_ROWS} more")
     if outlook.stops:
         hours = sum(stop.lost_gpu_seconds or 0.0 for stop in outlook.stops) / 3600
         names = ", ".join(f"{clean(stop.job_id)} ({clean(stop.user)})" for stop in outlook.stops)

@@ -164,7 +164,7 @@ class DaemonWatch:
 
 
 ABOVE = 2
-MOST_LINES = 200
+MAX_LINES = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +222,7 @@ class ProcessTree:
                     away.append(_line(pid, row.node, use))
         wanted = here.keys() | owners.keys()
         tree = self._tree(wanted, here, owners) if wanted else []
-        return tuple([*tree, *away][:MOST_LINES])
+        return tuple([*tree, *away][:MAX_LINES])
 
     def _tree(
         self, wanted: set[int], here: Mapping[int, Sequence[OnGpu]], owners: Mapping[int, str]

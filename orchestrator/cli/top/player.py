@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1000.0)
 SILENT_SECONDS: Final = 5.0
 SILENT_PERIODS: Final = 10.0
-MOST_BALANCED: Final = 240
+MAX_BALANCED: Final = 240
 """Most samples of each GPU in the balance of one frame."""
 
 
@@ -166,7 +166,7 @@ class Player:
         for track in self._tracks:
             first = bisect_right(track.times, position - BALANCE_SECONDS)
             until = track.until(position)
-            samples = track.samples[first : until : max(1, math.ceil((until - first) / MOST_BALANCED))]
+            samples = track.samples[first : until : max(1, math.ceil((until - first) / MAX_BALANCED))]
             loads[track.key] = mean_load([_load(sample) for sample in samples])
         text, _ = balance_line(balance(loads).to_json())
         return f"balance {text}" if text else "recording"

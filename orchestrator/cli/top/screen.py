@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from orchestrator.gpu.row import GpuRow
 
 
-MOST_FINDINGS = 6
+MAX_FINDINGS = 6
 
 
 @dataclass(slots=True)
@@ -69,11 +69,11 @@ def findings(frame: Frame) -> Text:
     """Return the open findings, the severity as a word before each; empty without any."""
     found = cells.findings_of(frame)
     text = Text()
-    for severity, line in found[:MOST_FINDINGS]:
+    for severity, line in found[:MAX_FINDINGS]:
         text.append(f"{severity}: ", "bold red" if severity == "critical" else "bold yellow")
         text.append(clean(line) + "\n")
-    if len(found) > MOST_FINDINGS:
-        text.append(f"and {plural(len(found) - MOST_FINDINGS, 'more finding')}: orch status JOB\n")
+    if len(found) > MAX_FINDINGS:
+        text.append(f"and {plural(len(found) - MAX_FINDINGS, 'more finding')}: orch status JOB\n")
     text.rstrip()
     return text
 

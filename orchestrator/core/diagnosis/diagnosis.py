@@ -17,7 +17,7 @@ from orchestrator.core.diagnosis.definitions import PRECEDENCE, definition_of
 from orchestrator.core.diagnosis.figures import JobWindows
 from orchestrator.core.diagnosis.rules import gpu_suspicions, job_suspicions, process_suspicions, rank_suspicions
 from orchestrator.core.facts.findings import LoadUneven, key_of
-from orchestrator.core.thresholds import AGAIN_FACTOR, LONGEST_AGAIN_SECONDS, MOST_FINDINGS
+from orchestrator.core.thresholds import AGAIN_FACTOR, LONGEST_AGAIN_SECONDS, MAX_FINDINGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -98,7 +98,7 @@ class Diagnosis:
         closed = [known.open for key, known in self._known.items() if self._is_over(known, suspicions.get(key))]
         for finding in closed:
             self._close(finding)
-        room = max(0, MOST_FINDINGS - len(self.findings))
+        room = max(0, MAX_FINDINGS - len(self.findings))
         opened.sort(key=lambda pair: PRECEDENCE[pair[1].kind])
         for known, finding in opened[:room]:
             known.open, known.low_since, known.carried, known.measured = finding, None, False, True

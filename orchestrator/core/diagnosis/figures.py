@@ -192,7 +192,7 @@ MAD_TO_DEVIATION: Final = 1.4826
 """The median absolute deviation of a normal distribution, times this, is its standard deviation."""
 HIGH: Final = 0.9
 """After a jump, every one of the newest values is above this quantile of the window."""
-MOST_BEFORE: Final = 2
+MAX_BEFORE: Final = 2
 """A loss varies, and has not jumped, where more than this many spans of values in the window reached half of the jump."""
 
 
@@ -276,7 +276,7 @@ class LossWindow:
             return 0.0, usual, newest
         values, half = list(self._usual), (usual + newest) / 2.0
         spans = (values[start : start + d.JUMPED_VALUES] for start in range(0, len(values), d.JUMPED_VALUES))
-        if sum(median(span) >= half for span in spans) > MOST_BEFORE:
+        if sum(median(span) >= half for span in spans) > MAX_BEFORE:
             return 0.0, usual, newest
         return (newest - usual) / least, usual, newest
 
@@ -436,7 +436,7 @@ class RankWindow:
         )
 
 
-MOST_WRITES: Final = 16
+MAX_WRITES: Final = 16
 LEAST_WRITES: Final = 3
 
 
@@ -488,7 +488,7 @@ class StorageWindow:
         )
 
     def _rank(self, seen: StorageSeen) -> RankStorage:
-        writes = self._writes.setdefault(seen.rank, deque(maxlen=MOST_WRITES))
+        writes = self._writes.setdefault(seen.rank, deque(maxlen=MAX_WRITES))
         if seen.writes > self._counted.get(seen.rank, 0) and not seen.failures:
             self._counted[seen.rank] = seen.writes
             writes.append(seen.seconds)

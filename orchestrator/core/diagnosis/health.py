@@ -55,7 +55,7 @@ LEAST_PAUSES: Final = {Phase.STARTUP: 200.0, Phase.EVALUATION: 60.0, Phase.CHECK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beat:
+class LastProgress:
     """A rank's present progress. ``step_seconds`` are its newest steps' durations."""
 
     rank: int
@@ -88,7 +88,7 @@ class Heartbeat:
         self._clock += min(max(0.0, now - self._ticked_at), LONGEST_TICK_SECONDS)
         self._ticked_at = now
 
-    def beat(self, beat: Beat) -> None:
+    def beat(self, beat: LastProgress) -> None:
         """Record a rank's progress."""
         rank = self._ranks.get(beat.rank)
         if rank is None:
@@ -178,7 +178,7 @@ class Heartbeat:
         return max(REPORT_SECONDS, REPORT_PATIENCE * self.longest_step, PATIENCE * self._longest.get(self.phase, 0.0))
 
 
-def phase_of(beat: Beat) -> Phase:
+def phase_of(beat: LastProgress) -> Phase:
     """Return the phase of a report."""
     if beat.saving:
         return Phase.CHECKPOINT

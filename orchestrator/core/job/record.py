@@ -279,7 +279,7 @@ class _Actors(Record, tag_field="kind"):
     """
 
     nodes: tuple[Text, ...]
-    seats: tuple[ev.Seat, ...] = ()
+    seats: tuple[ev.RankPlacement, ...] = ()
     pids: tuple[Integer, ...] | None = ()
     degraded: bool = False
 
@@ -600,7 +600,7 @@ class Job(Record):
         return self.nodes or self.files_on
 
     @property
-    def seats(self) -> tuple[ev.Seat, ...]:
+    def seats(self) -> tuple[ev.RankPlacement, ...]:
         """The place of each rank of the gang, once its actors have answered."""
         return self.held.seats if self.held is not None else ()
 

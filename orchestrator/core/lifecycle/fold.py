@@ -50,7 +50,7 @@ from orchestrator.core.job.record import (
     shorten,
 )
 from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose, check_transition
-from orchestrator.core.thresholds import MOST_FINDINGS
+from orchestrator.core.thresholds import MAX_FINDINGS
 
 if TYPE_CHECKING:
     from orchestrator.core.events import CheckpointSaved, ClockStepped
@@ -237,7 +237,7 @@ def leaving(phase: Running, deadline: float) -> Leaving:
 def finding_opened(event: ev.FindingOpened, job: Job) -> Job:
     """Add an open finding, if its attempt is the current one and it is not open yet."""
     finding = event.finding
-    if not isinstance(finding, Finding) or event.attempt != job.attempt_number or len(job.findings) >= MOST_FINDINGS:
+    if not isinstance(finding, Finding) or event.attempt != job.attempt_number or len(job.findings) >= MAX_FINDINGS:
         return job
     known = {key_of(one) for one in job.findings if isinstance(one, Finding)}
     return job if key_of(finding) in known else replace(job, findings=(*job.findings, finding))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 REMEMBERED: Final = 20
 """Maximum number of run times kept for the jobs of one user and name."""
-MOST_LIKES: Final = 10_000
+MAX_LIKES: Final = 10_000
 ENOUGH: Final = 3
 """Minimum number of run times for a forecast."""
 LEVEL_SECONDS: Final = 60.0
@@ -160,14 +160,14 @@ class RunTimeHistory:
         if (seconds := _run_time(job)) is not None:
             times = self._known.pop(like(job), ())  # inserted again below, to be forgotten last
             self._known[like(job)] = (*times, seconds)[-REMEMBERED:]
-            if len(self._known) > MOST_LIKES:
+            if len(self._known) > MAX_LIKES:
                 del self._known[next(iter(self._known))]
 
     def remember(self, jobs: Iterable[Job]) -> None:
         """Record the run times of jobs that ended before those that are known."""
         for job in sorted(jobs, key=lambda job: job.ended_at or 0.0, reverse=True):
             times = self._known.get(like(job), ())
-            room = len(times) < REMEMBERED and (times or len(self._known) < MOST_LIKES)
+            room = len(times) < REMEMBERED and (times or len(self._known) < MAX_LIKES)
             if room and (seconds := _run_time(job)) is not None:
                 self._known[like(job)] = (seconds, *times)
 

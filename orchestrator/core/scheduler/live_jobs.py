@@ -147,7 +147,7 @@ def fail_fast(jobs: Iterable[Job], failed: Mapping[str, JobId], now: float) -> l
 
 
 WINDOW_SECONDS: Final = 3600.0
-MOST_IN_A_WINDOW: Final = 4
+MAX_IN_A_WINDOW: Final = 4
 """A job that was preempted this often in the last hour is not preempted until the first of these was an hour ago."""
 
 
@@ -172,7 +172,7 @@ def preemptible_at(job: Job) -> float:
     if attempt is not None and attempt.running_at is not None and job.spec.min_runtime is not None:
         at = attempt.running_at + job.spec.min_runtime.total_seconds()
     stopped = [a.ended_at for a in job.attempts if a.state is AttemptState.PREEMPTED and a.ended_at is not None]
-    return max(at, stopped[-MOST_IN_A_WINDOW] + WINDOW_SECONDS) if len(stopped) >= MOST_IN_A_WINDOW else at
+    return max(at, stopped[-MAX_IN_A_WINDOW] + WINDOW_SECONDS) if len(stopped) >= MAX_IN_A_WINDOW else at
 
 
 def occupant_of(job: Job) -> Occupant:

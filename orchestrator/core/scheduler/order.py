@@ -1,19 +1,19 @@
 """The order in which waiting jobs are offered to the nodes. Pure.
 
-Jobs of one queue, user and priority are a *lane*. Lanes are ordered by:
+Jobs of one queue, user and priority are a *class*. Classes are ordered by:
 
-1. whether they are *overdue*: the longest waiting job has waited for ``ageing`` seconds in which no job of the lane
-   started; the lane that has been overdue for the longest comes first;
+1. whether they are *overdue*: the longest waiting job has waited for ``ageing`` seconds in which no job of the class
+   started; the class that has been overdue for the longest comes first;
 2. queues, level by level: those under their guarantee, then those with the smallest share by weight (``shares.py``);
 3. inside a queue the higher priority, then the user with the smallest share;
-4. if all of this is equal, and within a lane: jobs that have waited for ``ageing`` seconds, then the jobs with the
+4. if all of this is equal, and within a class: jobs that have waited for ``ageing`` seconds, then the jobs with the
    shortest expected time, by its level (``durations.py``); of equals the one that has waited the longest.
 
 A job's wait begins at its submission, or at its last preemption. A placed job counts in the shares at once, and the
 order goes on with the new shares. With one user and no queues the shares are equal, so priority, expected time and
 waiting time decide. Back-off never changes a place. ``docs/queues.md`` has the proof that no job starves.
 
-Waiting jobs are kept in groups: jobs of a lane that need the same resources on the same nodes and are on the same level
+Waiting jobs are kept in groups: jobs of a class that need the same resources on the same nodes and are on the same level
 whatever that is. Free resources, and the rest of limits, only shrink during a decision. So once a job of a group cannot
 start, none of the others can, and the decision skips them: it examines groups, not jobs.
 """
@@ -43,7 +43,7 @@ AGED: Final = -1
 Entry = tuple[float, int, "Job"]
 
 
-class Lane(NamedTuple):
+class QueueClass(NamedTuple):
     """Jobs that queues, shares and priorities treat alike; ``queue`` as their job.yaml names it."""
 
     queue: str
@@ -58,7 +58,7 @@ class Group(NamedTuple):
     of their run time. ``alone``: the id of a job that is examined on its own, because it had a back-off or failed.
     """
 
-    lane: Lane
+    queue_class: QueueClass
     shape: Shape
     least: int
     strategy: str
@@ -70,7 +70,7 @@ class Group(NamedTuple):
     def level(self, run_times: RunTimes) -> int:
         """Return the level of the group's jobs."""
         left = None if self.limit is None else self.limit - self.ran
-        return run_times.level(Like(self.lane.user, self.name), self.ran, left)
+        return run_times.level(Like(self.queue_class.user, self.name), self.ran, left)
 
 
 class Rule(StrEnum):
@@ -90,7 +90,7 @@ def group_of(job: Job, likes: Container[Like]) -> Group:
     """Return the group of a waiting job; ``likes`` are the keys with enough run times for a forecast."""
     spec, limit = job.spec, job.spec.max_duration
     return Group(
-        lane=Lane(spec.queue, job.submission.user, job.priority),
+        queue_class=QueueClass(spec.queue, job.submission.user, job.priority),
         shape=shape_of(job),
         least=job.size.least,
         strategy=spec.resources.placement_strategy,
@@ -143,8 +143,8 @@ class WaitingJobs:
 class WaitingOrder:
     """Iterates over waiting jobs. ``shares`` change during the iteration, and the order goes on with the new ones.
 
-    ``started`` has the time at which a job of each lane last started. ``resized`` are the jobs that were stopped only
-    to be resized. They are in no lane and come first, so that they do not lose what they had.
+    ``started`` has the time at which a job of each class last started. ``resized`` are the jobs that were stopped only
+    to be resized. They are in no class and come first, so that they do not lose what they had.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class WaitingOrder:
         resized: Sequence[Job] = (),
     ) -> None:
         self._groups = groups
-        self._lanes = {group.lane for group in groups}
+        self._classes = {group.queue_class for group in groups}
         self._resized = sorted(resized, key=lambda job: (-job.priority, job.submission.sequence))
         self._started = started
         self._shares = shares
@@ -183,7 +183,7 @@ class WaitingOrder:
 
     def queues(self) -> set[str]:
         """Return the queues in which jobs wait, as their job.yaml names them."""
-        return {lane.queue for lane in self._lanes} | {job.spec.queue for job in self._resized}
+        return {queue_class.queue for queue_class in self._classes} | {job.spec.queue for job in self._resized}
 
     def next_aged(self) -> float | None:
         """Return when the next job will have waited for ``ageing``; None if that would change nothing."""
@@ -199,7 +199,7 @@ class WaitingOrder:
         if any(job.id == first.id for job in self._overdue()):
             return Rule.OVERDUE
         groups = [group_of(job, self._run_times.likes()) for job in (first, second)]
-        mine, other = (self._key(group.lane) for group in groups)
+        mine, other = (self._key(group.queue_class) for group in groups)
         for rule, one, another in zip((Rule.QUEUE, Rule.PRIORITY, Rule.USER), mine, other, strict=True):
             if one != another:
                 return rule
@@ -210,26 +210,31 @@ class WaitingOrder:
         return Rule.ARRIVAL if levels[0] == levels[1] else Rule.WORK
 
     def _overdue(self) -> list[Job]:
-        """Return the longest waiting job of each overdue lane, the lane that has been overdue for the longest first."""
-        heads: dict[Lane, Entry] = {}
-        for group, entries in self._groups.items() if len(self._lanes) > 1 else ():
+        """Return the longest waiting job of each overdue class, the class that has been overdue for the longest first."""
+        heads: dict[QueueClass, Entry] = {}
+        for group, entries in self._groups.items() if len(self._classes) > 1 else ():
             if entries[0][2].not_before <= self._now:
-                heads[group.lane] = min(entries[0], heads.get(group.lane, entries[0]), key=itemgetter(0, 1))
-        due = [(max(entry[0], self._started.get(lane, 0.0)), entry[1], entry[2]) for lane, entry in heads.items()]
+                heads[group.queue_class] = min(
+                    entries[0], heads.get(group.queue_class, entries[0]), key=itemgetter(0, 1)
+                )
+        due = [
+            (max(entry[0], self._started.get(queue_class, 0.0)), entry[1], entry[2])
+            for queue_class, entry in heads.items()
+        ]
         return [job for since, _, job in sorted(due, key=itemgetter(0, 1)) if since <= self._latest]
 
     def _by_share(self) -> Iterator[Job]:
         groups = list(self._groups.items())
         places = [0] * len(groups)
-        keys: dict[Lane, tuple[int, tuple[PathKey, int, float]]] = {}
+        keys: dict[QueueClass, tuple[int, tuple[PathKey, int, float]]] = {}
 
-        def key(lane: Lane) -> tuple[PathKey, int, float]:
-            """Return the lane's key, with the shares as they are now."""
-            if lane not in keys or keys[lane][0] != self._shares.version:
-                keys[lane] = self._shares.version, self._key(lane)
-            return keys[lane][1]
+        def key(queue_class: QueueClass) -> tuple[PathKey, int, float]:
+            """Return the class's key, with the shares as they are now."""
+            if queue_class not in keys or keys[queue_class][0] != self._shares.version:
+                keys[queue_class] = self._shares.version, self._key(queue_class)
+            return keys[queue_class][1]
 
-        heap = [(key(group.lane), self._rank(group, entries[0]), n) for n, (group, entries) in enumerate(groups)]
+        heap = [(key(group.queue_class), self._rank(group, entries[0]), n) for n, (group, entries) in enumerate(groups)]
         heapify(heap)
         while heap:
             before, rank, number = heap[0]
@@ -238,7 +243,7 @@ class WaitingOrder:
                 heappop(heap)
                 continue
             if (
-                fresh := key(group.lane)
+                fresh := key(group.queue_class)
             ) != before:  # in a pass shares only grow: an old key is too small, never too large
                 heapreplace(heap, (fresh, rank, number))
                 continue
@@ -249,13 +254,13 @@ class WaitingOrder:
             else:
                 heappop(heap)
 
-    def _key(self, lane: Lane) -> tuple[PathKey, int, float]:
-        if len(self._lanes) == 1:
+    def _key(self, queue_class: QueueClass) -> tuple[PathKey, int, float]:
+        if len(self._classes) == 1:
             return (), 0, 0.0
-        queue = lane.queue if self._shares.tree.configured else ""
-        return self._shares.path_key(queue), -lane.priority, self._shares.user_share(queue, lane.user)
+        queue = queue_class.queue if self._shares.tree.configured else ""
+        return self._shares.path_key(queue), -queue_class.priority, self._shares.user_share(queue, queue_class.user)
 
     def _rank(self, group: Group, entry: Entry) -> tuple[int, float, int]:
-        """Return the sort key of a job within its lane."""
+        """Return the sort key of a job within its class."""
         level = AGED if entry[0] <= self._latest else group.level(self._run_times)
         return level, entry[0], entry[1]

@@ -17,7 +17,7 @@ from orchestrator.core.errors import CoreError
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.scheduler.live_jobs import LiveJobs
 from orchestrator.core.scheduler.placement import nodes_at, rank_size
-from orchestrator.core.scheduler.preemption import REPEATED_SECONDS, Preemption, Room, loss
+from orchestrator.core.scheduler.preemption import REPEATED_SECONDS, Preemption, PreemptionPlan, loss
 from orchestrator.core.scheduler.scheduler import decide, expected_ends, indexed, order_of
 from orchestrator.core.states import JobState
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from orchestrator.core.scheduler.order import Rule
     from orchestrator.core.scheduler.scheduler import State
 
-MOST_DECISIONS: Final = 300
-MOST_WAITING: Final = 300
+MAX_DECISIONS: Final = 300
+MAX_WAITING: Final = 300
 """Maximum number of simulated waiting jobs, the first of the queue; a job behind them has no estimate."""
 _AT_ONE_TIME: Final = 50
 
@@ -96,7 +96,7 @@ def front_of(state: State, now: float) -> tuple[State, tuple[JobId, ...]]:
     do.
     """
     jobs = indexed(state.jobs)
-    waiting = list(islice(order_of(replace(state, jobs=jobs), now)[0], MOST_WAITING))
+    waiting = list(islice(order_of(replace(state, jobs=jobs), now)[0], MAX_WAITING))
     apart = {job.id: job for job in (*jobs.active.values(), *waiting)}
     return replace(state, jobs=apart), tuple(job.id for job in waiting)
 
@@ -125,7 +125,7 @@ def outlook_of(job_id: JobId, state: State, now: float) -> Outlook:
         jobs, jobs.free(nodes).copy(), nodes, shares, state.past.run_times, now, waiting=order.queues()
     )
     room = preemption.room(job)
-    turn = None if room != Room() else preemption.turn(job)
+    turn = None if room != PreemptionPlan() else preemption.turn(job)
     stops = [(one, loss(one, now)[0]) for one in (*room.stop, *room.later)]
     if turn is not None:
         most = [rank_size(one)[1] * one.num_workers * REPEATED_SECONDS for one in turn.jobs]
@@ -135,7 +135,7 @@ def outlook_of(job_id: JobId, state: State, now: float) -> Outlook:
         rule=order.rule(waiting[place - 1], job) if place else None,
         stops=tuple(Victim(*stop) for stop in stops),
     )
-    if place >= MOST_WAITING:
+    if place >= MAX_WAITING:
         return found
     play = _Play(state, now)
     play.run(lambda: job_id in play.starts)
@@ -161,7 +161,7 @@ class _Play:
     def __post_init__(self) -> None:
         self.state = replace(self.state, saves=RegularSaves())
         live = indexed(self.state.jobs)
-        waiting = list(islice(order_of(self.state, self.now)[0], MOST_WAITING))
+        waiting = list(islice(order_of(self.state, self.now)[0], MAX_WAITING))
         self._jobs = LiveJobs({job.id: job for job in (*live.active.values(), *waiting)}.values())
         self._ends = [(at, n, job.id) for at, n, job in expected_ends(live, self.now, self._run_times)]
         self.known = {job_id for _, _, job_id in self._ends}
@@ -172,9 +172,9 @@ class _Play:
         return self.state.past.run_times
 
     def run(self, is_over: Callable[[], bool]) -> None:
-        """Simulate until ``is_over()``, until nothing more is known, or for ``MOST_DECISIONS`` decisions."""
+        """Simulate until ``is_over()``, until nothing more is known, or for ``MAX_DECISIONS`` decisions."""
         at = self.now
-        for _ in range(MOST_DECISIONS):
+        for _ in range(MAX_DECISIONS):
             try:
                 wake_at = self._settle(at)
             except CoreError:  # a record that waits for its ranks: what follows from it is not known

@@ -31,7 +31,7 @@ TOPOLOGY: Final = "topology."
 Group = tuple[str, str]
 Topology = Mapping[str, tuple[Group, ...]]
 """The group of each labelled node on each level, the widest first; empty where all nodes are equally near."""
-_MOST_SHAPES: Final = 64
+_MAX_SHAPES: Final = 64
 
 
 class Sums(NamedTuple):
@@ -99,7 +99,7 @@ class FreeNodes(Mapping[str, Free]):
     def slots(self, shape: Hashable, count: Callable[[str, Free], int]) -> dict[str, int]:
         """Return the nodes with room for ranks of a shape, and for how many; ``count`` returns it for one node."""
         if shape not in self._slots:
-            if len(self._slots) >= _MOST_SHAPES:
+            if len(self._slots) >= _MAX_SHAPES:
                 self._slots.clear()
             self._slots[shape] = {}, set(self._free)
         counts, changed = self._slots[shape]
@@ -293,7 +293,7 @@ def closed_to(job: Job, nodes: Mapping[str, Node], at: float | None = None) -> f
     return nodes.closed_to(job, at) if isinstance(nodes, ReservedNodes) else frozenset()
 
 
-MOST_NAMED: Final = 16
+MAX_NAMED: Final = 16
 """Maximum number of closed nodes named to a job."""
 
 
@@ -434,7 +434,7 @@ def closed_for(job: Job, nodes: Iterable[Node], jobs: Iterable[Job]) -> tuple[No
     found: list[NodeClosed] = []
     shape = shape_of(job)
     for node in nodes:
-        if len(found) < MOST_NAMED and holds_rank(shape, node):
+        if len(found) < MAX_NAMED and holds_rank(shape, node):
             state = closure_of(node, jobs)
             found += [] if state is None else [NodeClosed(node=node.name, state=state)]
     return tuple(found)

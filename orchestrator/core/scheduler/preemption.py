@@ -89,7 +89,7 @@ class RecordedSaves:
 RECORDED: Final = RecordedSaves()
 
 
-class Room(NamedTuple):
+class PreemptionPlan(NamedTuple):
     """Jobs that stop now, that are stopping, and that stop ``later``, once they have saved; and when to ask again."""
 
     stop: tuple[Job, ...] = ()
@@ -98,7 +98,7 @@ class Room(NamedTuple):
     later: tuple[Job, ...] = ()
 
 
-class Turn(NamedTuple):
+class SharingPlan(NamedTuple):
     """Jobs that make room for a waiting one by time sharing, those that stop now, and by when all have stopped."""
 
     jobs: tuple[Job, ...]
@@ -247,7 +247,7 @@ class Preemption:
         finally:
             self._free.restore()
 
-    def room(self, job: Job) -> Room:
+    def room(self, job: Job) -> PreemptionPlan:
         """Return the jobs of lower priority, or on borrowed GPUs, that must stop for ``job``, which does not fit."""
         preempted = (one for one in self._ending if one.stop is not None and one.stop.purpose is StopPurpose.PREEMPT)
         stopping = tuple(sorted(preempted, key=lambda other: other.submission.sequence))
@@ -255,18 +255,18 @@ class Preemption:
         stops = ((one.job, one.stops_at) for one in self._jobs.occupants() if one.stops_at is not None)
         able = [(other, at) for other, at in stops if rule.gives_way(other)]
         if not able and not self._ending:
-            return Room()
+            return PreemptionPlan()
         with self._trial() as free:
             if place(job, free, self._nodes) is not None or self._unknown:
-                return Room(stopping=stopping)
+                return PreemptionPlan(stopping=stopping)
             cheapest = sorted((o for o, at in able if at <= self._now), key=lambda o: loss(o, self._now, self._saves))
             victims = self._fewest(job, rule.together(cheapest), free)
         if victims:
             saving = [at for one in victims if (at := worth_waiting(one, self._now, self._saves)) is not None]
-            return Room(ask_again_at=min(saving), later=victims) if saving else Room(stop=victims)
-        return Room(ask_again_at=min((at for _, at in able if at > self._now), default=None))
+            return PreemptionPlan(ask_again_at=min(saving), later=victims) if saving else PreemptionPlan(stop=victims)
+        return PreemptionPlan(ask_again_at=min((at for _, at in able if at > self._now), default=None))
 
-    def turn(self, job: Job) -> Turn | None:
+    def turn(self, job: Job) -> SharingPlan | None:
         """Return the jobs that stop for ``job`` by time sharing; None if no set of jobs that are due to save makes room."""
         aged = claims_at(job, self._shares.sharing.ageing) <= self._now
         group = self._jobs.waiting.group(job.id) or group_of(job, ())
@@ -290,7 +290,7 @@ class Preemption:
             return None  # it waits only for what another has claimed
         with self._trial() as free:
             if place(job, free, self._nodes) is not None:
-                return Turn((), (), self._now)
+                return SharingPlan((), (), self._now)
             if self._unknown:
                 return None
             order = sorted(there, key=lambda one: one[:2])
@@ -300,7 +300,7 @@ class Preemption:
         times = {one.job.id: one.at for one in order}
         later = [times[one.id] for one in chosen if times[one.id] > self._now]
         stop = tuple(one for one in chosen if times[one.id] <= self._now)
-        return Turn(chosen, stop, max(later, default=self._now), min(later, default=None))
+        return SharingPlan(chosen, stop, max(later, default=self._now), min(later, default=None))
 
     def idle(
         self, head: Job, idle: Mapping[JobId, float], idle_seconds: float | None

@@ -56,7 +56,7 @@ from orchestrator.core.scheduler.placement import (
     take,
     vacate,
 )
-from orchestrator.core.scheduler.preemption import RECORDED, Preemption, Room, Turn
+from orchestrator.core.scheduler.preemption import RECORDED, Preemption, PreemptionPlan, SharingPlan
 from orchestrator.core.scheduler.shares import PastUse, Shares, Sharing
 from orchestrator.core.states import JobState, StopPurpose
 
@@ -132,7 +132,7 @@ def _first_end(
     return None
 
 
-MOST_TURNS: Final = 8
+MAX_TURNS: Final = 8
 """Maximum number of jobs that found too little free and are considered for time sharing in a decision."""
 SOONEST: Final = 1.0
 FOR_A_JOB: Final = (ByPreemption, ByTimeSharing, ByIdleReclaim, ByShrinking)
@@ -290,10 +290,10 @@ class _Pass:
         self._served: set[str] = set()
         self._passed_by: list[Job] = []
         self._turns = 0
-        self._turn: tuple[Job, Turn] | None = None
+        self._turn: tuple[Job, SharingPlan] | None = None
         self._reserved: tuple[Reservation | None] | None = None
         self._making_room: Preemption | None = None
-        self._room: Room | None = None
+        self._room: PreemptionPlan | None = None
 
     def run(self) -> None:
         """Make the decision."""
@@ -421,7 +421,7 @@ class _Pass:
 
     @property
     def _turns_over(self) -> bool:
-        return self._turn is not None or self._turns >= MOST_TURNS
+        return self._turn is not None or self._turns >= MAX_TURNS
 
     def _has_turn(self, job: Job) -> bool:
         """Whether others stop for the job by time sharing: it is the first for which enough of them are due to save."""
@@ -475,7 +475,7 @@ class _Pass:
         due = room.ask_again_at if self._turn is None else self._turn[1].at
         return Reservation(due) if due is not None and (found is None or due < found.at) else found
 
-    def _room_for(self, head: Job) -> Room:
+    def _room_for(self, head: Job) -> PreemptionPlan:
         if self._room is None:
             self._room = self._preemption().room(head)
         return self._room

@@ -99,7 +99,7 @@ class QueueTree:
         return None
 
 
-MOST_HALVINGS: Final = 100.0
+MAX_HALVINGS: Final = 100.0
 """Number of half-lives after which use is counted from a new time, before weights become too large."""
 
 
@@ -278,7 +278,7 @@ class Accounts:
 
     def outdated(self, half_life: float, now: float) -> bool:
         """Whether they must be counted anew, as the half-life or the clock has changed, or before weights become too large."""
-        return half_life != self.half_life or not 0.0 <= now - self.since <= MOST_HALVINGS * half_life
+        return half_life != self.half_life or not 0.0 <= now - self.since <= MAX_HALVINGS * half_life
 
     def count(self, job: Job, sign: int) -> None:
         """Add (1) or subtract (-1) the gang of a record."""

@@ -18,10 +18,10 @@ from orchestrator import clock
 from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.health import (
     TICK_SECONDS,
-    Beat,
     Call,
     Circumstances,
     Heartbeat,
+    LastProgress,
     SilentRanks,
     Standing,
     gathering,
@@ -128,7 +128,7 @@ class HangWatch:
             return
         before = watched.heartbeat.still_seconds
         watched.heartbeat.beat(
-            Beat(
+            LastProgress(
                 rank=rank,
                 phase=snapshot.phase,
                 saving=snapshot.saving_since is not None,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 TAIL_BYTES: Final = 64 * 1024  # holds several of the longest lines
 RECENT_BYTES: Final = 1024 * 1024
-MOST_BYTES: Final = 64 * 1024 * 1024  # days of a line a second; then the file replaces metrics.jsonl.1
+MAX_BYTES: Final = 64 * 1024 * 1024  # days of a line a second; then the file replaces metrics.jsonl.1
 _MOST: Final = 2**53
 _FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
@@ -39,7 +39,7 @@ def append(
     at: float,
     *,
     ranks: Sequence[Pace] = (),
-    most_bytes: int = MOST_BYTES,
+    most_bytes: int = MAX_BYTES,
 ) -> None:
     """Add a line of a report made ``at``, with the paces of ``ranks`` if any. Raises OSError; a line that does not fit is not begun.
 

@@ -43,7 +43,7 @@ RANKS_SECONDS = 5.0
 BACKLOG_SECONDS = 0.5
 """Waiting for storage is reported once it has taken this long, and again each time that it has doubled."""
 REMEMBER_RECALLED = 4096
-MOST_NOTES = 100
+MAX_NOTES = 100
 """Notes of one kind that one job may cause during the daemon's lifetime."""
 REPORTED_AGAIN_FACTOR = 2.0
 """A measured interval between saves is reported again once it has changed by more than this factor."""
@@ -253,10 +253,10 @@ def _few(job: Job, book: JobProgress, notes: list[ev.JobNoted]) -> list[ev.JobNo
     for note in notes:
         code = note.note.code
         book.notes[code] += 1
-        if book.notes[code] < MOST_NOTES:
+        if book.notes[code] < MAX_NOTES:
             kept.append(note)
-        elif book.notes[code] == MOST_NOTES:
-            last = n.LastOfItsKind(note=note.note, most=MOST_NOTES)
+        elif book.notes[code] == MAX_NOTES:
+            last = n.LastOfItsKind(note=note.note, most=MAX_NOTES)
             kept.append(ev.JobNoted(job_id=job.id, at=note.at, note=last))
     return kept
 
@@ -264,7 +264,7 @@ def _few(job: Job, book: JobProgress, notes: list[ev.JobNoted]) -> list[ev.JobNo
 def _notes(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.JobNoted]:
     notes: list[ev.JobNoted] = []
     for message in snapshot.checkpoint.quarantined:
-        if message not in book.quarantined and len(book.quarantined) < MOST_NOTES:
+        if message not in book.quarantined and len(book.quarantined) < MAX_NOTES:
             book.quarantined.add(message)
             notes.append(_noted(job, n.CheckpointQuarantined(said=message)))
     failure = snapshot.checkpoint.failure
@@ -273,7 +273,7 @@ def _notes(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.J
         notes.append(_noted(job, n.SaveFailed(said=failure)))
     book.failing = cause
     memory = _memory_note(job, snapshot)
-    if memory is not None and memory not in book.memory_notes and len(book.memory_notes) < MOST_NOTES:
+    if memory is not None and memory not in book.memory_notes and len(book.memory_notes) < MAX_NOTES:
         book.memory_notes.add(memory)
         notes.append(_noted(job, memory))
     return notes

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 NODE: Final = "node"
 GPU: Final = "gpu"
-MOST_STRIKES: Final = 100
+MAX_STRIKES: Final = 100
 FORGOTTEN_SECONDS: Final = 12 * 3600.0  # an older strike has no weight
 
 
@@ -59,7 +59,7 @@ class _Held:
 
     def body(self, now: float) -> dict[str, Any] | None:
         """Return JSON-ready fields; None where nothing must be kept."""
-        recent = [s for s in self.strikes if now - s.at < FORGOTTEN_SECONDS][-MOST_STRIKES:]
+        recent = [s for s in self.strikes if now - s.at < FORGOTTEN_SECONDS][-MAX_STRIKES:]
         coming = tuple(one for one in self.reservations if one.end > now)
         kept = recent or self.avoided or self.cordoned_by or self.labels or coming
         if not (kept or now - self.forgiven_at < FORGOTTEN_SECONDS):
@@ -121,7 +121,7 @@ class NodeQuarantine:
         if strike in held.strikes or strike.at <= held.forgiven_at:
             return False
         held.strikes.append(strike)
-        del held.strikes[:-MOST_STRIKES]
+        del held.strikes[:-MAX_STRIKES]
         self._unsaved.add(key)
         reason = None if held.avoided else judge(held.strikes, self._clock())
         if reason is None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.api import views as v
 from orchestrator.api.errors import BadRequestError, DiskFullError, NoSuchNodeError
-from orchestrator.api.queue_views import MOST_LABELS
+from orchestrator.api.queue_views import MAX_LABELS
 from orchestrator.api.service import NodeVerb
 from orchestrator.core.cluster import NodeReservation
 from orchestrator.core.facts.faults import Closure, GpuState
@@ -207,7 +207,7 @@ def gpu_states(
     return counts
 
 
-MOST_RESERVATIONS: Final = 100
+MAX_RESERVATIONS: Final = 100
 STATES = {NodeVerb.CORDON: "CORDONED", NodeVerb.DRAIN: "DRAINING", NodeVerb.UNCORDON: "READY"}
 
 
@@ -271,16 +271,16 @@ class NodeActions:
         missing = [key for key, value in change.labels.items() if value is None and key not in node.labels]
         if missing:
             raise BadRequestError(f"{node.name} has no label {', '.join(missing)}", hint=_labels(node.labels))
-        if len(node.labels.keys() | change.labels.keys()) > MOST_LABELS:
-            raise BadRequestError(f"a node has at most {MOST_LABELS} labels")
+        if len(node.labels.keys() | change.labels.keys()) > MAX_LABELS:
+            raise BadRequestError(f"a node has at most {MAX_LABELS} labels")
         return f"{node.name}: {_labels(self._quarantine.label(node.id, node.name, change.labels))}"
 
     def _reserve_node(self, node: Node, asked: ReservationRequest, by: str) -> str:
         end = asked.start + asked.seconds
         if end <= self._loop.now():
             raise BadRequestError("the reservation would have ended already", hint="give a later time, or a longer one")
-        if len(node.reservations) >= MOST_RESERVATIONS:
-            raise BadRequestError(f"a node has at most {MOST_RESERVATIONS} reservations")
+        if len(node.reservations) >= MAX_RESERVATIONS:
+            raise BadRequestError(f"a node has at most {MAX_RESERVATIONS} reservations")
         taken = {one.id for one in node.reservations}
         new_id = next(name for n in count(1) if (name := f"r{n}") not in taken)
         one = NodeReservation(id=new_id, start=asked.start, end=end, reason=asked.reason, by=by)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from orchestrator.store.store import Store
 
 MASK: Final = "***"
-MOST_CHANGES: Final = 200
+MAX_CHANGES: Final = 200
 _SECRET: Final = re.compile(
     r"(?i)token|secret|pass|pwd|keys?(?:$|_)|credential|auth|webhook|cookie|signature|(?:^|_)(?:pat|pin|dsn)(?:$|_)"
 )
@@ -108,8 +108,8 @@ def spec_diff(
         before=before.job_id,
         after=after.job_id,
         values=tuple(_masked(value, before, after) for value in values),
-        files=changes[:MOST_CHANGES],
-        more_files=max(0, len(changes) - MOST_CHANGES),
+        files=changes[:MAX_CHANGES],
+        more_files=max(0, len(changes) - MAX_CHANGES),
         files_unknown=files_unknown,
     )
 
@@ -155,7 +155,7 @@ def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[Fi
             yield FileChange(path=path, change="changed")
 
 
-MOST_FILES: Final = 10_000
+MAX_FILES: Final = 10_000
 
 Result = TypeVar("Result")
 
@@ -178,8 +178,8 @@ class LeftFiles:
         found = sorted(files, key=lambda file: file.path)
         return FileList(
             job_id=self._job_id,
-            files=tuple(found[:MOST_FILES]),
-            more=len(found) > MOST_FILES,
+            files=tuple(found[:MAX_FILES]),
+            more=len(found) > MAX_FILES,
             unnamed=unnamed,
             elsewhere=self._elsewhere,
         )

@@ -208,7 +208,7 @@ def _lines(entries: Sequence[LogEntry]) -> list[LogLine]:
 T = TypeVar("T")
 
 REMEMBER_VIEWS: Final = 4096
-MOST_CANDIDATES: Final = 5
+MAX_CANDIDATES: Final = 5
 READ_TOGETHER: Final = 100
 """Records that are read at once for a list."""
 
@@ -422,7 +422,7 @@ class JobReader:
 
 def named_by_others(error: store_errors.NamedByOthersError) -> NoSuchJobError:
     """Return the API's error for a name that only other users' jobs have; its hint names those jobs."""
-    shown = " or ".join(f"{name} ({job_id})" for name, job_id in error.candidates[:MOST_CANDIDATES])
+    shown = " or ".join(f"{name} ({job_id})" for name, job_id in error.candidates[:MAX_CANDIDATES])
     return NoSuchJobError(f"you have no job {error.reference!r}; other users have", hint=f"write {shown}")
 
 

@@ -83,7 +83,7 @@ def placement(asked: Job, state: State, now: float) -> dict[str, Any]:
         reason = "; ".join(each.sentence() for each in kept) if kept and not ahead else reason
         return {"starts": "later", "reason": reason, **common}
     seats = tuple(
-        v.SeatPlan(rank=rank, node=nodes[node].name, gpus=worker.gpu, cpus=worker.cpu)
+        v.PlannedRank(rank=rank, node=nodes[node].name, gpus=worker.gpu, cpus=worker.cpu)
         for rank, node in enumerate(placed)
     )
     return {"starts": "now", "reason": "there is room", "seats": seats, **common}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from orchestrator.store.store import Store
 
 PAGE: Final = 100
-MOST_KEYS: Final = 4
+MAX_KEYS: Final = 4
 LABEL: Final = "label:"
 _HOUR: Final = 3600.0
 _JOULES_PER_KWH: Final = 3.6e6
@@ -134,7 +134,7 @@ def _check(by: Sequence[str]) -> None:
     for name in by:
         if name not in ("user", "queue") and not (name.startswith(LABEL) and name != LABEL):
             raise BadRequestError(f"{name!r} is not a dimension of usage", hint="user, queue, or label:KEY")
-    if len(set(by)) < len(by) or len(by) > MOST_KEYS:
+    if len(set(by)) < len(by) or len(by) > MAX_KEYS:
         raise BadRequestError("use is counted by different things, at most four", hint="for example --by user,queue")
 
 

@@ -151,7 +151,7 @@ def _store(data: bytes, target: Path) -> None:
 
 MAX_NAME_BYTES: Final = 255
 MAX_PATH_BYTES: Final = 2048
-MOST_HOPS: Final = 40
+MAX_HOPS: Final = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,7 +285,7 @@ def _refuse_links_out(links: Mapping[str, str]) -> None:
         if target.startswith("/"):
             continue
         here, ahead, hops = path.split("/")[:-1], target.split("/")[::-1], 0
-        while ahead and hops <= MOST_HOPS:  # more: a loop, which leads nowhere
+        while ahead and hops <= MAX_HOPS:  # more: a loop, which leads nowhere
             name = ahead.pop()
             through = links.get("/".join((*here, name)), "")
             if through.startswith("/") or (name == ".." and not here):

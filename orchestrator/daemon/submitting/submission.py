@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from orchestrator.spec.settings import Settings
 
 ASK_SECONDS: Final = 10.0
-MOST_BYTES: Final = 1024 * 1024
+MAX_BYTES: Final = 1024 * 1024
 _IMPORTS_TORCH: Final = re.compile(
     rb"^\s*(?:import|from)\s+(?:torch|lightning|pytorch_lightning|accelerate)\b", re.MULTILINE
 )
@@ -114,7 +114,7 @@ def _imports_torch(script: Path) -> bool:
     except (OSError, ValueError):
         return False
     with os.fdopen(handle, "rb") as file:
-        return _IMPORTS_TORCH.search(file.read(MOST_BYTES)) is not None
+        return _IMPORTS_TORCH.search(file.read(MAX_BYTES)) is not None
 
 
 def _has_torch(python: str) -> bool:
@@ -131,7 +131,7 @@ def _has_torch(python: str) -> bool:
 
 
 KNOWN_FILES: Final = 64
-MOST_KNOWN_CHARACTERS: Final = 16 * 1024
+MAX_KNOWN_CHARACTERS: Final = 16 * 1024
 
 TRACKIO_REMOTE: Final = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
 
@@ -155,7 +155,7 @@ class Checked:
 
 def check(request: SubmitRequest) -> tuple[Checked, ...]:
     """Parse and check everything that needs no cluster: the job, or each of a matrix. Raises InvalidSpecError with every error."""
-    parse = _known if len(request.yaml) <= MOST_KNOWN_CHARACTERS else _known.__wrapped__
+    parse = _known if len(request.yaml) <= MAX_KNOWN_CHARACTERS else _known.__wrapped__
     try:
         file = parse(request.yaml, request.source, tuple(request.overrides), tuple(sorted(request.passed.items())))
     except SpecError as error:

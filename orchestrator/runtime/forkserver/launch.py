@@ -56,7 +56,7 @@ Run = Callable[[], object]
 
 EXIT_NOT_FOUND = 127
 EXIT_NOT_EXECUTABLE = 126
-MOST_LIKELY_VICTIM = 1000
+MAX_LIKELY_VICTIM = 1000
 """The highest oom_score_adj: the kernel kills such a process before any other with a lower value."""
 
 MAX_CAUSES = 5
@@ -184,7 +184,7 @@ def launch(spawn: Spawn, baseline: Baseline, reports: Reports, keeper_pid: int, 
 
 def _mark(spawn: Spawn) -> None:
     """Make the kernel prefer this tree when memory runs out, and mark it so that it can be found without its keeper."""
-    linux.adjust_oom_score(MOST_LIKELY_VICTIM)
+    linux.adjust_oom_score(MAX_LIKELY_VICTIM)
     mark = spawn.env.get(MARK)
     if mark is not None:
         linux.mark_environment(MARK, mark)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 TICK_SECONDS = 2.0
 """Interval at which an idle server checks whether its socket's file still exists."""
 
-MOST_LOG_BYTES = 2**20
+MAX_LOG_BYTES = 2**20
 """A log that is longer when a server starts is emptied: it is on the node's disk, and servers start after each loss of a head."""
 
 _LOCK_RETRY_SECONDS = 0.05
@@ -444,7 +444,7 @@ def _daemonize(log_path: str) -> int | None:
 
 def _open_log(path: str) -> int:
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    if os.fstat(log).st_size > MOST_LOG_BYTES:
+    if os.fstat(log).st_size > MAX_LOG_BYTES:
         os.ftruncate(log, 0)
     return log
 

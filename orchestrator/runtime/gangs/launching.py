@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from orchestrator.checkpoint.external.external_checkpoints import Note
     from orchestrator.checkpoint.storage.directory import CheckpointInfo
-    from orchestrator.core.events import Seat
+    from orchestrator.core.events import RankPlacement
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.gangs.job_files import JobFiles
@@ -150,7 +150,7 @@ class Launcher:
     def _not_read(job: Job, error: Exception) -> FilesNotSent:
         return FilesNotSent(rank=0, node=job.nodes[0], said=str(error), host=os.uname().nodename)
 
-    async def _launch(self, job: Job, gang: Gang, seats: tuple[ev.Seat, ...]) -> None:
+    async def _launch(self, job: Job, gang: Gang, seats: tuple[ev.RankPlacement, ...]) -> None:
         await self._bring_files(job)
         attempt = job.attempt_number
         master = await self._prepare(gang, attempt)
@@ -237,14 +237,14 @@ class Places:
 
 
 def rank_plans(
-    job: Job, seats: Sequence[Seat], master: tuple[str, int], places: Mapping[str, Places]
+    job: Job, seats: Sequence[RankPlacement], master: tuple[str, int], places: Mapping[str, Places]
 ) -> Iterator[RankPlan]:
     """Yield each rank's plan, rank 0 first. ``master`` is the rendezvous address and port; ``places`` are by node id.
 
     What ranks have in common is built once for each node: a plan costs the same in a gang of any size.
     """
     entry = parse_entrypoint(job.spec.entrypoint)
-    by_node: dict[str, list[Seat]] = {}  # in the order of their first rank, as torchrun counts GROUP_RANK
+    by_node: dict[str, list[RankPlacement]] = {}  # in the order of their first rank, as torchrun counts GROUP_RANK
     for seat in seats:
         by_node.setdefault(seat.node_id, []).append(seat)
     local_ranks = dict.fromkeys(by_node, 0)
@@ -276,7 +276,7 @@ def _common_to_node(
     entry: Entrypoint,
     nodes: list[str],
     node_id: str,
-    seats: Sequence[Seat],
+    seats: Sequence[RankPlacement],
     world_size: int,
     master: tuple[str, int],
     place: Places,

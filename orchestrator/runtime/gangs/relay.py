@@ -260,14 +260,14 @@ def _cold(job: Job, event: RankEvent) -> str:
 MESSAGE_CHARACTERS: Final = 1000  # of a message from outside
 
 
-def seats_of(greetings: Sequence[RankGreeting], reports: Mapping[str, NodeReport]) -> tuple[ev.Seat, ...]:
+def seats_of(greetings: Sequence[RankGreeting], reports: Mapping[str, NodeReport]) -> tuple[ev.RankPlacement, ...]:
     """Return the seat of each rank, from its actor's and its node agent's reports."""
     seats = []
     for rank, greeting in enumerate(greetings):
         report = reports.get(greeting.node_id)
         uuids = {str(g.index): g.uuid for g in report.gpus} if report else {}
         seats.append(
-            ev.Seat(
+            ev.RankPlacement(
                 rank=rank,
                 node_id=greeting.node_id,
                 node_name=report.hostname if report else greeting.address,

@@ -443,12 +443,12 @@ def _checkpoint(job_id: JobId, saved: Saved) -> ev.CheckpointSaved:
     return ev.CheckpointSaved(job_id=job_id, at=saved.at, attempt=saved.attempt, step=saved.step, path=saved.path)
 
 
-def _seats(gang: _Gang) -> tuple[ev.Seat, ...]:
+def _seats(gang: _Gang) -> tuple[ev.RankPlacement, ...]:
     seats = []
     for actor, greeting in zip(gang.actors, gang.greetings, strict=True):
         node = actor.node
         seats.append(
-            ev.Seat(
+            ev.RankPlacement(
                 rank=actor.rank,
                 node_id=node.node.id,
                 node_name=node.node.name,

@@ -243,7 +243,7 @@ def _own_home(node_dir: Path) -> Path:
 
 
 DEADLINE_SECONDS: Final = 120.0
-MOST_CHARACTERS: Final = 1000  # of the check's output
+MAX_CHARACTERS: Final = 1000  # of the check's output
 _DISK_BYTES: Final = 1024 * 1024
 _DEVICES: Final = """
 import json, sys, tempfile, torch, torch.distributed as dist
@@ -308,7 +308,7 @@ async def _check_devices(python: str, seconds: float) -> list[Fact]:
     lines = out.decode(errors="replace").split("\n")
     if process.returncode != 0 or "done" not in lines:
         last = err.decode(errors="replace").strip().splitlines()[-1:] or [f"exit status {process.returncode}"]
-        return [DevicesFailed(said=last[0][:MOST_CHARACTERS])]
+        return [DevicesFailed(said=last[0][:MAX_CHARACTERS])]
     return [_failure_in(line) for line in lines if line and line != "done"]
 
 
@@ -320,4 +320,4 @@ def _failure_in(line: str) -> Fact:
         known = isinstance(off, float) and math.isfinite(off)
         return DeviceWrong(device=fields["device"], operation=fields["operation"], off=off if known else None)
     except (ValueError, KeyError, AttributeError):
-        return DevicesFailed(said=line[:MOST_CHARACTERS])
+        return DevicesFailed(said=line[:MAX_CHARACTERS])

@@ -32,7 +32,7 @@ from orchestrator.spec.fields import (
     looks_secret,
     set_by_orch,
 )
-from orchestrator.spec.model import LIST_KEY, MOST_PATTERNS, PASS_PATTERN
+from orchestrator.spec.model import LIST_KEY, MAX_PATTERNS, PASS_PATTERN
 from orchestrator.spec.problems import BadValueError, Problem, SpecError, dotted, quoted, shown
 from orchestrator.spec.source import MAX_JOB_BYTES
 
@@ -341,7 +341,7 @@ def _set(node: Node | None, steps: Sequence[str], value: Node) -> Node:
     return MapNode(entries=((key, _set(None, rest, value)),), mark=value.mark)
 
 
-MOST_VARIABLES: Final = 200
+MAX_VARIABLES: Final = 200
 LONGEST_VALUE: Final = 65_536
 """Characters of one value, and of all together: they travel in the request, beside the job file."""
 
@@ -391,10 +391,10 @@ def _texts(node: Node | None) -> set[str]:
 
 def _patterns(listed: ListNode, problems: list[Problem]) -> tuple[str, ...]:
     found: list[str] = []
-    if len(listed.items) > MOST_PATTERNS:
-        error = BadValueError(f"a list of {len(listed.items)} items", f"at most {MOST_PATTERNS}")
+    if len(listed.items) > MAX_PATTERNS:
+        error = BadValueError(f"a list of {len(listed.items)} items", f"at most {MAX_PATTERNS}")
         problems.append(_problem(error, listed.mark))
-    for index, item in enumerate(listed.items[:MOST_PATTERNS]):
+    for index, item in enumerate(listed.items[:MAX_PATTERNS]):
         try:
             found.append(_another(PASS_PATTERN.read(item), found))
         except BadValueError as error:
@@ -422,8 +422,8 @@ def select(request: PassRequest, environ: Mapping[str, str]) -> Passed:
     values = {name: environ[name] for name in sorted(names) if name not in secret}
     unusable = tuple(name for name, value in values.items() if not _usable(value))
     values = {name: value for name, value in values.items() if name not in unusable}
-    if len(values) > MOST_VARIABLES:
-        message = f"env.{LIST_KEY} matches {len(values)} variables; at most {MOST_VARIABLES}"
+    if len(values) > MAX_VARIABLES:
+        message = f"env.{LIST_KEY} matches {len(values)} variables; at most {MAX_VARIABLES}"
         raise BadValueError(message, "write names, or patterns that match less")
     if (total := sum(map(len, values.values()))) > LONGEST_VALUE:
         message = f"the variables of env.{LIST_KEY} have {total} characters; at most {LONGEST_VALUE}"

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Mapping
 
-MOST_FRAME_BYTES: Final = 65_600
+MAX_FRAME_BYTES: Final = 65_600
 ALL_PROTOCOLS: Final = 3
 IGNORE_OUTGOING: Final = 23  # PACKET_IGNORE_OUTGOING: a socket does not receive the frames that it has sent itself
 BUFFER_BYTES: Final = 8 * 2**20
-MOST_AT_ONCE: Final = 64
+MAX_AT_ONCE: Final = 64
 MAC_BYTES: Final = 6
 
 
@@ -95,9 +95,9 @@ class Switch:
     def read(self, host: int) -> None:
         """Take the frames that a host has sent, and pass on those that are due at once."""
         port = self.ports[host]
-        for _ in range(MOST_AT_ONCE):
+        for _ in range(MAX_AT_ONCE):
             try:
-                frame = port.recv(MOST_FRAME_BYTES)
+                frame = port.recv(MAX_FRAME_BYTES)
             except OSError:  # no more for now, or the device is gone
                 return
             for target in receivers(frame, host, self.ports):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from orchestrator.analysis.plots import (
-    MOST_POINTS,
+    MAX_POINTS,
     grid_of,
     thinned,
 )
@@ -28,7 +28,7 @@ def test_a_long_line_keeps_its_peaks() -> None:
     values = np.zeros(50_000)
     values[31_234] = 7.0
     times, line = thinned(np.arange(50_000.0), values)
-    assert len(line) < 1.1 * MOST_POINTS
+    assert len(line) < 1.1 * MAX_POINTS
     assert np.nanmax(line) == 7.0
     assert not np.isnan(line).any()
     assert (times[0], times[-1]) == (0.0, 49_999.0)

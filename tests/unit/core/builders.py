@@ -97,10 +97,10 @@ def started(job: Job, *, at: float = T0 + 1, nodes: tuple[str, ...] = (), gang: 
     return ev.AttemptStarted(job_id=job.id, at=at, attempt=job.attempt_number + 1, gang=gang, nodes=nodes)
 
 
-def seats(job: Job, nodes: Iterable[str]) -> tuple[ev.Seat, ...]:
+def seats(job: Job, nodes: Iterable[str]) -> tuple[ev.RankPlacement, ...]:
     """Return a seat for every rank."""
     return tuple(
-        ev.Seat(rank=r, node_id=n, node_name=n, gpu_ids=(str(r),), gpu_uuids=(f"GPU-{r}",), actor_pid=100 + r)
+        ev.RankPlacement(rank=r, node_id=n, node_name=n, gpu_ids=(str(r),), gpu_uuids=(f"GPU-{r}",), actor_pid=100 + r)
         for r, n in enumerate(nodes)
     )
 

@@ -35,7 +35,13 @@ maybe_times = st.none() | times
 paths = st.sampled_from(["", "/ckpt/1", "/ckpt/2"])
 
 seats = st.builds(
-    ev.Seat, rank=ranks, node_id=text, node_name=text, gpu_ids=lines, gpu_uuids=lines, actor_pid=st.integers(1, 9999)
+    ev.RankPlacement,
+    rank=ranks,
+    node_id=text,
+    node_name=text,
+    gpu_ids=lines,
+    gpu_uuids=lines,
+    actor_pid=st.integers(1, 9999),
 )
 
 

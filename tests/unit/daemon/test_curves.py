@@ -12,7 +12,7 @@ from orchestrator.api.curve_views import ChartView, CurveQuery, CurvesView
 from orchestrator.core.diagnosis.observation import Pace
 from orchestrator.core.ids import JobId
 from orchestrator.daemon.curves import (
-    MOST_BYTES,
+    MAX_BYTES,
     Grid,
     chart,
     gpu_history,
@@ -127,7 +127,7 @@ def test_a_part_is_chosen_by_time_and_the_ends_are_still_those_of_everything(tmp
 
 def test_a_long_record_is_sampled_and_a_short_part_of_it_is_read_whole(tmp_path: Path) -> None:
     path = write_telemetry(tmp_path, "GPU-0", 0, 100_000)
-    assert path.stat().st_size > MOST_BYTES
+    assert path.stat().st_size > MAX_BYTES
     whole = job_curves(tmp_path, JOB, CurveQuery())
     assert whole.sampled
     (curve,) = named(whole, "GPU power").curves

@@ -20,7 +20,7 @@ from orchestrator.core.facts.reasons import ByUser, Cancelled
 from orchestrator.core.states import JobState
 from orchestrator.daemon.web_hooks import (
     EACH_AT_ONCE,
-    MOST_TRIES,
+    MAX_TRIES,
     HookError,
     Notifier,
     post,
@@ -233,10 +233,10 @@ def test_the_key_is_made_once(tmp_path: Path) -> None:
 def test_it_gives_up_after_a_number_of_tries_whatever_the_clock_shows(tmp_path: Path, hook: Hook) -> None:
     async def case(store: Store, notifier: Notifier) -> None:
         await submit_and_end(store, hook.url)
-        hook.script = [503] * MOST_TRIES
-        for left in range(MOST_TRIES, 0, -1):
+        hook.script = [503] * MAX_TRIES
+        for left in range(MAX_TRIES, 0, -1):
             ((found,), _) = await store.due_notices(FOR_EVER, 10)
-            assert found.attempts == MOST_TRIES - left
+            assert found.attempts == MAX_TRIES - left
             reading = ClockReading("boot", 1.0, T0)
             await store.append((), clock=reading, moved=-1e9)  # due now, as after a step of the clock by decades
             await notifier._begin_due()
@@ -244,4 +244,4 @@ def test_it_gives_up_after_a_number_of_tries_whatever_the_clock_shows(tmp_path: 
         assert await store.due_notices(FOR_EVER, 10) == ([], None)
 
     run(tmp_path, case)
-    assert len(hook.came) == MOST_TRIES
+    assert len(hook.came) == MAX_TRIES

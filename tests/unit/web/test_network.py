@@ -19,7 +19,7 @@ from orchestrator.api.server.listeners import ApiServer, bind_tcp
 from orchestrator.api.server.testing import FakeService
 from orchestrator.spec.paths import PageFiles
 from orchestrator.web.serving import LazyPage, page_place, page_tls, reach_of, shown_address, sign_in_of
-from orchestrator.web.sign_in import MOST_TRIES, TRY_SECONDS, Reach, SignIn
+from orchestrator.web.sign_in import MAX_TRIES, TRY_SECONDS, Reach, SignIn
 from tests.support.stack import PATIENCE_SECONDS
 from tests.unit.web.conftest import HOST, Browser
 
@@ -108,8 +108,8 @@ def test_guesses_are_limited_by_address_and_keep_out_nobody_who_has_the_token(cl
         except Exception as error:
             return type(error).__name__
 
-    wrong = ["UnauthenticatedError"] * MOST_TRIES
-    assert [tried("guess", "a") for _ in range(MOST_TRIES + 1)] == [*wrong, "TooManyTriesError"]
+    wrong = ["UnauthenticatedError"] * MAX_TRIES
+    assert [tried("guess", "a") for _ in range(MAX_TRIES + 1)] == [*wrong, "TooManyTriesError"]
     assert tried(f" {TOKEN}\n", "a") == "in", "at once, from the same address"
     for number in range(2000):
         tried("guess", f"c{number}")
@@ -124,7 +124,7 @@ def test_the_form_says_what_is_wrong_and_never_shows_the_token(clock: Clock) -> 
     assert answer.status == 401
     assert "not the daemon" in answer.text
     assert "guess" not in answer.text
-    for _ in range(MOST_TRIES):
+    for _ in range(MAX_TRIES):
         answer = visitor.post("/signin", {"token": ""})
     assert answer.status == 429
     clock.now += TRY_SECONDS

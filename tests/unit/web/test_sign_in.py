@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.api.errors import UnauthenticatedError
-from orchestrator.web.guard import MOST_STREAMS
-from orchestrator.web.sign_in import COOKIE_SECONDS, LINK_SECONDS, MOST_LINKS, SignIn, SignOuts
+from orchestrator.web.guard import MAX_STREAMS
+from orchestrator.web.sign_in import COOKIE_SECONDS, LINK_SECONDS, MAX_LINKS, SignIn, SignOuts
 from tests.unit.web.conftest import HOST, OTHER_UID, Browser
 
 if TYPE_CHECKING:
@@ -84,12 +84,12 @@ def test_a_changed_cookie_is_refused(sign_in: SignIn) -> None:
 
 def test_unused_links_are_bounded_for_each_user_and_the_newest_works(sign_in: SignIn) -> None:
     theirs = sign_in.new_link(8)
-    links = [sign_in.new_link(7) for _ in range(3 * MOST_LINKS)]
+    links = [sign_in.new_link(7) for _ in range(3 * MAX_LINKS)]
     assert sign_in.user_of(sign_in.redeem(theirs)) == 8, "the links of others take no room"
-    for link in links[:-MOST_LINKS]:
+    for link in links[:-MAX_LINKS]:
         with pytest.raises(UnauthenticatedError):
             sign_in.redeem(link)
-    for link in links[-MOST_LINKS:]:
+    for link in links[-MAX_LINKS:]:
         assert sign_in.user_of(sign_in.redeem(link)) == 7
 
 
@@ -121,7 +121,7 @@ def test_streams_are_bounded_for_each_user_and_end_when_he_signs_out(browser: Br
     theirs.signed_in(OTHER_UID)
 
     async def story() -> None:
-        mine = [asyncio.create_task(browser.call("GET", "/live/overview")) for _ in range(MOST_STREAMS)]
+        mine = [asyncio.create_task(browser.call("GET", "/live/overview")) for _ in range(MAX_STREAMS)]
         other = asyncio.create_task(theirs.call("GET", "/live/overview"))
         await asyncio.sleep(0)
         await asyncio.wait([*mine, other], timeout=0)

@@ -82,14 +82,14 @@ def test_records_that_were_copied_to_another_place_are_not_told_again(tmp_path: 
 
 
 def test_a_long_record_is_read_in_bounded_parts_and_each_line_once(tmp_path: Path) -> None:
-    count = 2 * records.MOST_LINES + 7
+    count = 2 * records.MAX_LINES + 7
     report(tmp_path, *(line(100.0 + i, i, loss=1.0) for i in range(count)))
     cursor, steps = j.Cursor(), []
     while True:
         points, after = read_on(tmp_path, cursor, NOW)
         if after == cursor:
             break
-        assert len(points) <= records.MOST_LINES
+        assert len(points) <= records.MAX_LINES
         steps += [p.step for p in points]
         cursor = after
     assert steps == list(range(count))

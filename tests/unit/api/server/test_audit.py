@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator.api.server.app import create_control_app
-from orchestrator.api.server.audit import MOST_REFUSALS, AuditLog
+from orchestrator.api.server.audit import MAX_REFUSALS, AuditLog
 from orchestrator.api.server.gate import GatePolicy, Peer
 from orchestrator.api.server.testing import FakeService
 from orchestrator.runtime.pools import Pool
@@ -213,7 +213,7 @@ def test_refusals_of_one_user_cannot_fill_it(daemon: Daemon) -> None:
     mine = daemon.service.add("mine", uid=GUEST)
 
     async def story() -> None:
-        for _ in range(3 * MOST_REFUSALS):
+        for _ in range(3 * MAX_REFUSALS):
             assert await daemon.ask("POST", "/api/v1/shutdown", uid=GUEST) == 403
         assert await daemon.ask("POST", "/api/v1/shutdown", uid=GUEST + 1) == 403
         assert await daemon.ask("POST", f"/api/v1/jobs/{mine.id}/cancel", uid=GUEST) == 200
@@ -221,7 +221,7 @@ def test_refusals_of_one_user_cannot_fill_it(daemon: Daemon) -> None:
         assert await daemon.ask("POST", "/api/v1/shutdown", uid=GUEST) == 403
 
     asyncio.run(story())
-    assert [line["status"] for line in daemon.lines()] == [403] * (MOST_REFUSALS + 1) + [200, 403]
+    assert [line["status"] for line in daemon.lines()] == [403] * (MAX_REFUSALS + 1) + [200, 403]
 
 
 def test_many_at_once_are_written_together_and_a_disk_that_fails_is_a_problem_of_the_daemon(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.bench.advisor.cost_model import Bucket, Calibration, Links, Probe, ProbePoint, predict
 from orchestrator.bench.advisor.script_advice import (
-    MOST_COPIED_BYTES,
+    MAX_COPIED_BYTES,
     Script,
     ScriptAdvice,
     advise_script,
@@ -96,7 +96,7 @@ def test_a_script_that_takes_too_long_is_ended(directory: Path, tmp_path: Path) 
 
 def test_a_directory_that_is_too_large_is_not_copied(directory: Path, tmp_path: Path) -> None:
     with (directory / "data.bin").open("wb") as data:
-        data.truncate(MOST_COPIED_BYTES + 1)
+        data.truncate(MAX_COPIED_BYTES + 1)
     with pytest.raises(BenchError, match="holds more than 500 MB"):
         probe_script(script(directory, TRAINS), tmp_path / "log")
 

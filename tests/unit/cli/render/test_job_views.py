@@ -13,10 +13,10 @@ from orchestrator.api.views import (
     FailureView,
     FindingView,
     JobView,
+    PlannedRank,
     PlanReply,
     ProgressView,
     RankView,
-    SeatPlan,
     TimingsView,
 )
 from orchestrator.cli.commands.submit import plan_lines
@@ -267,7 +267,7 @@ def test_a_plan() -> None:
         reason="behind 1 job",
         ahead=("a-222222",),
         python="/p",
-        seats=(SeatPlan(rank=0, node="n1", gpus=0.5, cpus=2.0),),
+        seats=(PlannedRank(rank=0, node="n1", gpus=0.5, cpus=2.0),),
         snapshot_files=3,
         snapshot_bytes=2048,
         notes=("n",),

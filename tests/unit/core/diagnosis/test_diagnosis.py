@@ -15,7 +15,7 @@ from orchestrator.core.facts import findings as f
 from orchestrator.core.facts.codec import FACTS
 from orchestrator.core.facts.faults import ExitCode, GpuLost, Xid
 from orchestrator.core.facts.findings import Lateness, Sign, Stillness
-from orchestrator.core.thresholds import MOST_FINDINGS
+from orchestrator.core.thresholds import MAX_FINDINGS
 from tests.support.records import replace
 
 FAULT_AT = 60.0
@@ -301,7 +301,7 @@ def test_the_number_of_findings_is_bounded_and_the_gravest_come_first() -> None:
         return replace(seen, gpus=(*rest, first))
 
     found = diagnose(JobModel(ranks=64, hook=silent), 30.0)
-    assert len(found) == MOST_FINDINGS
+    assert len(found) == MAX_FINDINGS
     assert found[0].finding.kind == "gpu_fault"
     first = worst([one.finding for one in reversed(found)])
     assert first is not None

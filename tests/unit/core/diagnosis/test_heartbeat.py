@@ -11,8 +11,8 @@ from orchestrator.core.diagnosis.health import (
     LONGEST_TICK_SECONDS,
     PAUSE_SECONDS,
     REPORT_SECONDS,
-    Beat,
     Heartbeat,
+    LastProgress,
     Phase,
 )
 
@@ -32,7 +32,7 @@ class Trace:
 
     def step(self, *durations: float, ranks: int = 2, phase: str = "", saving: bool = False, steps: int = 10) -> None:
         for rank in range(ranks):
-            self.pulse.beat(Beat(rank=rank, phase=phase, saving=saving, steps=steps, step_seconds=durations))
+            self.pulse.beat(LastProgress(rank=rank, phase=phase, saving=saving, steps=steps, step_seconds=durations))
 
 
 def test_a_rank_may_be_still_for_three_usual_steps_or_the_floor() -> None:
@@ -75,7 +75,7 @@ def test_evaluation_and_saving_have_a_patience_of_their_own_that_grows_with_what
 def test_a_rank_that_saves_speaks_for_the_others_that_wait_for_it() -> None:
     trace = Trace()
     trace.step(*[0.1] * 8)
-    trace.pulse.beat(Beat(rank=1, saving=True, steps=10, step_seconds=(0.1,) * 8))
+    trace.pulse.beat(LastProgress(rank=1, saving=True, steps=10, step_seconds=(0.1,) * 8))
     assert trace.pulse.phase is Phase.CHECKPOINT
 
 
@@ -99,13 +99,13 @@ def test_a_rank_that_has_ended_is_not_still() -> None:
     trace = Trace()
     trace.step(*[0.1] * 8)
     trace.pass_by(10.0)
-    trace.pulse.beat(Beat(rank=0, steps=99, step_seconds=(0.1,) * 8))
+    trace.pulse.beat(LastProgress(rank=0, steps=99, step_seconds=(0.1,) * 8))
     assert trace.pulse.still_seconds == pytest.approx(10.0)
     trace.pulse.ended(1)
     assert trace.pulse.still_seconds == 0.0
     trace.pulse.ended(0)
     assert trace.pulse.still_seconds == 0.0
-    trace.pulse.beat(Beat(rank=7))
+    trace.pulse.beat(LastProgress(rank=7))
 
 
 def test_a_line_of_output_is_a_sign_of_life_of_a_job_that_reports_nothing() -> None:

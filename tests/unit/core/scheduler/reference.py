@@ -283,7 +283,7 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
     told: dict[object, Fact] = {}  # reasons that are the same for equal jobs of a user
     passed_by: list[Job] = []  # jobs that did not fit, which only jobs of their queue and priority may delay
     turns = 0
-    turn: tuple[Job, Turn] | None = None  # the first job for which others stop by time sharing
+    turn: tuple[Job, SharingPlan] | None = None  # the first job for which others stop by time sharing
     while remaining:
         having = holding + placed
         job = overdue.pop(0) if overdue else min(remaining, key=lambda one: policy.place_of(one, having))
@@ -445,7 +445,7 @@ def _backfills(
     policy: Policy,
     waiting: Sequence[Job],
     until: list[float | None],
-    turn: tuple[Job, Turn] | None,
+    turn: tuple[Job, SharingPlan] | None,
 ) -> bool:
     """Return whether the job ends before the head can start, a time that is computed on first use."""
     if not until:
@@ -558,7 +558,7 @@ def _saves_soon(job: Job) -> float | None:
 
 
 @dataclass
-class Turn:
+class SharingPlan:
     """Jobs that stop for one by time sharing now, and when all that it needs have stopped."""
 
     stop: list[Job]
@@ -572,7 +572,7 @@ def _turn(
     starts: Sequence[tuple[str, tuple[str, ...]]],
     known: Mapping[str, Node],
     policy: Policy,
-) -> Turn | None:
+) -> SharingPlan | None:
     """Return which jobs of higher levels, and of the same user or of one with a larger share, stop when they have saved."""
     having = [*holding, *placed]
     aged = NOW - waits_since(job) >= 10 * policy.sharing.ageing
@@ -604,7 +604,7 @@ def _turn(
     times = {one.id: at for at, _, one in able}
     if not chosen:
         return None
-    return Turn([one for one in chosen if times[one.id] <= NOW], max(times[one.id] for one in chosen))
+    return SharingPlan([one for one in chosen if times[one.id] <= NOW], max(times[one.id] for one in chosen))
 
 
 def _idle(holding: Sequence[Job], policy: Policy, fits: Callable[[Sequence[Job]], bool]) -> list[Job]:

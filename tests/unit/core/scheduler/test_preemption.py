@@ -12,9 +12,9 @@ from orchestrator.core import events as ev
 from orchestrator.core.facts.reasons import AwaitsRoom, ByPreemption, NotEnoughFree
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.scheduler.durations import RunTimes
-from orchestrator.core.scheduler.live_jobs import MOST_IN_A_WINDOW, WINDOW_SECONDS, LiveJobs
+from orchestrator.core.scheduler.live_jobs import MAX_IN_A_WINDOW, WINDOW_SECONDS, LiveJobs
 from orchestrator.core.scheduler.placement import free_on, place
-from orchestrator.core.scheduler.preemption import Preemption, Room
+from orchestrator.core.scheduler.preemption import Preemption, PreemptionPlan
 from orchestrator.core.scheduler.scheduler import Commands, State, decide, indexed, shares_of
 from orchestrator.core.states import JobState, StopPurpose
 from tests.unit.core.builders import T0, after, checkpoint, exited, gone, make_spec, node, nodes, pending, released
@@ -36,7 +36,7 @@ def head(ranks: int, priority: int = 60) -> Job:
     return pending(make_spec(workers=ranks, priority=priority), sequence=99, job_id="urgent")
 
 
-def room_for(job: Job, *jobs: Job, now: float = NOW) -> Room:
+def room_for(job: Job, *jobs: Job, now: float = NOW) -> PreemptionPlan:
     """Return the jobs that stop for one."""
     there = State(jobs=LiveJobs(jobs), nodes=NODES)
     return Preemption(
@@ -126,7 +126,7 @@ def test_nothing_stops_while_jobs_are_being_started() -> None:
 
 
 def test_a_job_is_not_preempted_again_and_again() -> None:
-    low = _preempted(running("low", 8), MOST_IN_A_WINDOW)
+    low = _preempted(running("low", 8), MAX_IN_A_WINDOW)
     room = room_for(head(4), low)
     assert room.stop == ()
     assert room.ask_again_at is not None

@@ -9,7 +9,7 @@ import pytest
 from orchestrator.core import events as ev
 from orchestrator.core.facts.reasons import AwaitsRoom, ByTimeSharing
 from orchestrator.core.scheduler.durations import Like, RunTimes
-from orchestrator.core.scheduler.live_jobs import MOST_IN_A_WINDOW
+from orchestrator.core.scheduler.live_jobs import MAX_IN_A_WINDOW
 from orchestrator.core.scheduler.preemption import LATE_SECONDS
 from orchestrator.core.scheduler.scheduler import Commands, State, decide
 from orchestrator.core.scheduler.shares import Account, Amounts, PastUse, Sharing, Used
@@ -131,7 +131,7 @@ def test_none_stops_for_a_job_for_which_not_enough_are_due_to_save() -> None:
 
 def test_jobs_that_were_preempted_often_are_left_alone() -> None:
     job = pending(make_spec(workers=8), sequence=1, job_id="long")
-    for number in range(MOST_IN_A_WINDOW):
+    for number in range(MAX_IN_A_WINDOW):
         job = preempted(job, 2000, at=NOW - 400 + number)
     job = running(job, nodes=("a",) * 8, at=NOW - 50)
     job = after(job, checkpoint(job, 9, path="/c/9", at=NOW - 5))

@@ -48,7 +48,7 @@ class World:
         job = pending(make_spec(gpu=1.0, notify=(hook,)))
         job = after(job, started(job), up(job))
         seats = tuple(
-            ev.Seat(rank=rank, node_id="n", node_name="node1", gpu_ids=("0",), gpu_uuids=(uuid,), actor_pid=5)
+            ev.RankPlacement(rank=rank, node_id="n", node_name="node1", gpu_ids=("0",), gpu_uuids=(uuid,), actor_pid=5)
             for rank, uuid in enumerate(UUIDS)
         )
         self.job = changed(job, seats=seats, pids=(100, 200))

@@ -21,7 +21,7 @@ from orchestrator.core.facts.notes import DroppedFact, LastOfItsKind, SaveFailed
 from orchestrator.core.ids import JobId
 from orchestrator.core.job.record import Job
 from orchestrator.core.states import JobState
-from orchestrator.daemon.jobs.progress import MOST_NOTES, ProgressTable
+from orchestrator.daemon.jobs.progress import MAX_NOTES, ProgressTable
 from orchestrator.daemon.jobs.views import job_view
 from orchestrator.daemon.loop import Loop
 from orchestrator.store.store import Store
@@ -131,13 +131,13 @@ def test_what_a_rank_reports_and_cannot_be_used_is_told_once(tmp_path: Path) -> 
 def test_a_script_cannot_fill_the_store_with_notes(tmp_path: Path) -> None:
     book, job = ProgressTable(), running(pending(make_spec()))
     made = []
-    for number in range(3 * MOST_NOTES):
+    for number in range(3 * MAX_NOTES):
         facts = CheckpointFacts(failure=f"f{number}", quarantined=(f"q{number}",))
         made += book.take(job, 1, 0, ProgressSnapshot(checkpoint=facts), tmp_path / "m")
-    assert len(made) == 2 * MOST_NOTES
+    assert len(made) == 2 * MAX_NOTES
     last = made[-1]
     assert isinstance(last, ev.JobNoted)
-    assert last.note == LastOfItsKind(note=SaveFailed(said=f"f{MOST_NOTES - 1}"), most=MOST_NOTES)
+    assert last.note == LastOfItsKind(note=SaveFailed(said=f"f{MAX_NOTES - 1}"), most=MAX_NOTES)
 
 
 def test_metrics_of_a_diverged_run_are_json(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.cluster import Node
-from orchestrator.core.events import Seat
+from orchestrator.core.events import RankPlacement
 from orchestrator.core.job.record import Job
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.jobs.progress import JobProgress
@@ -100,7 +100,7 @@ def test_a_running_job_shows_whether_it_is_suspected_to_hang(metering: Metering,
 
 def test_a_gpu_that_ranks_share_counts_once(metering: Metering) -> None:
     seats = tuple(
-        Seat(rank=rank, node_id="n1", node_name="n1", gpu_ids=("0",), gpu_uuids=("GPU-a",), actor_pid=1)
+        RankPlacement(rank=rank, node_id="n1", node_name="n1", gpu_ids=("0",), gpu_uuids=("GPU-a",), actor_pid=1)
         for rank in range(2)
     )
     found = series(metering, changed(running(), seats=seats))

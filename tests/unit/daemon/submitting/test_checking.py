@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from orchestrator.analysis.trackers.names import TRACKERS, TrackerPackage, settings_of
 from orchestrator.api.errors import InvalidSpecError
 from orchestrator.api.requests import SubmitRequest
-from orchestrator.daemon.submitting.submission import MOST_KNOWN_CHARACTERS, check, check_trackers
+from orchestrator.daemon.submitting.submission import MAX_KNOWN_CHARACTERS, check, check_trackers
 from orchestrator.spec.job import parse_job
 from orchestrator.spec.model import JobSpec
 
@@ -76,7 +76,7 @@ def test_a_file_that_is_submitted_again_has_the_spec_of_the_first_time() -> None
     assert spec_of(text, passed={"LR": "0.1"}, idempotency_key="another") is first
     assert spec_of(text, passed={"LR": "0.2"}).env == {"LR": "0.2"}
     assert spec_of(text, overrides=("priority=7",)).priority == 7
-    large = f"{text}# {'x' * MOST_KNOWN_CHARACTERS}\n"
+    large = f"{text}# {'x' * MAX_KNOWN_CHARACTERS}\n"
     assert spec_of(large) == spec_of(large)
     assert spec_of(large) is not spec_of(large), "what is large is not kept"
 

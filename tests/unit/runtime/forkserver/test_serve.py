@@ -48,7 +48,7 @@ def test_a_server_that_has_just_begun_is_known_once_it_has_noted_its_number(
 def test_a_log_does_not_grow_for_ever(tmp_path: Path) -> None:
     """Each server that starts appends to it."""
     log = tmp_path / "server.log"
-    for before, kept in ((0, 0), (serve.MOST_LOG_BYTES, serve.MOST_LOG_BYTES), (serve.MOST_LOG_BYTES + 1, 0)):
+    for before, kept in ((0, 0), (serve.MAX_LOG_BYTES, serve.MAX_LOG_BYTES), (serve.MAX_LOG_BYTES + 1, 0)):
         log.write_bytes(b"x" * before)
         handle = serve._open_log(str(log))
         os.write(handle, b"ready")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orchestrator.core.events import Seat
+from orchestrator.core.events import RankPlacement
 from orchestrator.runtime.gangs.launching import Places, rank_plans
 from orchestrator.runtime.ranks.logs import LogLimits
 from orchestrator.spec.paths import Paths
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 HOME = Path("/home/orch")
 
 
-def seat(rank: int, node_id: str, *gpu_ids: str) -> Seat:
-    return Seat(
+def seat(rank: int, node_id: str, *gpu_ids: str) -> RankPlacement:
+    return RankPlacement(
         rank=rank,
         node_id=node_id,
         node_name=node_id,
@@ -46,7 +46,7 @@ def places(**fields: Any) -> Places:
     return Places(**given | fields)
 
 
-def plans_of(seats: list[Seat], job: Job | None = None, **fields: Any) -> list[RankPlan]:
+def plans_of(seats: list[RankPlacement], job: Job | None = None, **fields: Any) -> list[RankPlan]:
     job = job or pending(make_spec(workers=len(seats)))
     by_node = {node_id: places(**fields) for node_id in {s.node_id for s in seats}}
     return list(rank_plans(job, seats, ("10.0.0.1", 29500), by_node))

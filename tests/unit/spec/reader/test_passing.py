@@ -8,9 +8,9 @@ import yaml
 
 from orchestrator.spec.fields import looks_secret
 from orchestrator.spec.job import change_spec, from_dict, parse_job, parse_jobs, passed_variables
-from orchestrator.spec.model import MOST_PATTERNS
+from orchestrator.spec.model import MAX_PATTERNS
 from orchestrator.spec.problems import SpecError
-from orchestrator.spec.reader.document import LONGEST_VALUE, MOST_VARIABLES
+from orchestrator.spec.reader.document import LONGEST_VALUE, MAX_VARIABLES
 from orchestrator.spec.reader.reading import job_schema, to_dict
 
 HEAD = "name: digits\nentrypoint: python train.py\n"
@@ -80,8 +80,8 @@ def test_a_wrong_item_is_named_by_its_place(item: str, message: str, hint: str) 
 
 
 def test_too_many_patterns_and_the_same_twice_are_errors() -> None:
-    listed = ", ".join(f"A{number}" for number in range(MOST_PATTERNS + 1))
-    with pytest.raises(SpecError, match=f"a list of {MOST_PATTERNS + 1} items"):
+    listed = ", ".join(f"A{number}" for number in range(MAX_PATTERNS + 1))
+    with pytest.raises(SpecError, match=f"a list of {MAX_PATTERNS + 1} items"):
         parse_job(f"{HEAD}env: {{pass: [{listed}]}}\n")
     with pytest.raises(SpecError, match="occurs twice"):
         parse_job(f"{HEAD}env: {{pass: [A, A]}}\n")
@@ -90,7 +90,7 @@ def test_too_many_patterns_and_the_same_twice_are_errors() -> None:
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
-        ({f"A_{number}": "" for number in range(MOST_VARIABLES + 1)}, f"matches {MOST_VARIABLES + 1} variables"),
+        ({f"A_{number}": "" for number in range(MAX_VARIABLES + 1)}, f"matches {MAX_VARIABLES + 1} variables"),
         ({"A_1": "x" * LONGEST_VALUE, "A_2": "x"}, f"have {LONGEST_VALUE + 1} characters"),
     ],
 )
