@@ -56,7 +56,10 @@ def no_real_gpu(job: Job) -> bool:
 
 @dataclass(slots=True)
 class JobProgress:
-    """The newest reports of one job's current attempt, by rank."""
+    """The newest reports of one job's attempt, by rank: of the one before until a rank of the current one has reported.
+
+    A daemon that has restarted knows only rank 0's, from the job's file of metrics, without its times. Ranks that have ended stay.
+    """
 
     attempt: int = 0
     ranks: dict[int, ProgressSnapshot] = field(default_factory=dict)

@@ -69,7 +69,8 @@ class ProgressSnapshot(Message):
 
     Wall times (``*_at``, ``*_since``) are seconds since the epoch, None until the thing has happened. ``step`` is the
     step reported last, ``max_step`` the highest one. ``new_step`` and ``new_step_at`` are of the first reported step
-    above the one given as ORCH_PREVIOUS_STEP. ``step_seconds`` is a running mean; ``recent_step_seconds`` holds up to
+    above the one given as ORCH_PREVIOUS_STEP; ``last_step_at`` is when ``max_step`` last rose, ``last_report_at`` when
+    anything was reported. ``step_seconds`` is a running mean; ``recent_step_seconds`` holds up to
     32 durations, oldest first. ``busy_seconds`` is a running mean, too: the processor time of a step in the thread that
     reports it. ``saving_since`` is set while a save to storage stalls the training loop.
     ``snapshot_step`` is the newest one in shared memory; ``save_seconds`` is how long the last save, of either kind,
