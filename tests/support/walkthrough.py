@@ -49,7 +49,7 @@ class Recorded:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.on = False
-        self._posted: set[int] = set()
+        self._posted: dict[int, Event] = {}  # by id; an event that is kept has an id of its own
         self._ordered: Effect | None = None
 
     def line(self, text: str) -> None:
@@ -59,7 +59,7 @@ class Recorded:
 
     def posted(self, events: Sequence[Event]) -> None:
         """Record events that the runtime posts to the loop."""
-        self._posted |= {id(event) for event in events}
+        self._posted |= {id(event): event for event in events}
         self.line(f"G->>L: {_event_names(events)}")
 
     def written(self, changes: Sequence[Change]) -> None:
