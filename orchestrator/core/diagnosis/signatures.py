@@ -15,7 +15,9 @@ from msgspec.structs import replace
 
 from orchestrator.core.facts.faults import (
     PROGRAM_XIDS,
+    SIGNAL_NAMES,
     Backend,
+    ChildKilled,
     CollectiveTimeout,
     CudaOutOfMemory,
     DiskFull,
@@ -40,7 +42,9 @@ if TYPE_CHECKING:
 
     Build = Callable[[int, str], RankEnd]
 
-_SIGABRT, _SIGBUS = 6, 7
+_SIGABRT, _SIGBUS, _SIGKILL = 6, 7, 9
+SHELL_BASE: Final = 128
+"""A shell's exit code for a child that a signal ended is this plus the signal."""
 _LAST_LINES: Final = 5
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _ABORT_LINES: Final = 15  # an abort prints the C++ stack after its reason
@@ -109,13 +113,9 @@ SIGNATURES: Final[tuple[Signature, ...]] = (
         _quoting(GpuEcc),
     ),
     _signature(
-        _INFRA,
-        r"DataLoader worker \(pid[^)]*\) is killed by signal: Killed",
-        _quoting(OomKill),
-    ),
-    _signature(
         _USER,
-        r"insufficient shared memory \(shm\)|unable to (?:open|allocate) shared memory",
+        r"(?<!caused by )insufficient shared memory|unable to (?:open|allocate) shared memory(?!.*Too many open files)"
+        r"|Error while creating shared memory segment|(?:/dev/shm/|</torch_).*No space left|No space left.*'/dev/shm/",
         _problem(Problem.SHARED_MEMORY),
     ),
     _signature(
@@ -173,6 +173,12 @@ SIGNATURES: Final[tuple[Signature, ...]] = (
     ),
     _signature(
         _USER,
+        # Of orch's launcher; of a shell or env that reads a script with Windows line ends.
+        r"^CannotExecute: |\$'[^'\n]*\\r'|(?:\^M|\\r): bad interpreter|['‘][^'’\n]*\\r['’]: No such file",
+        _problem(Problem.NOT_EXECUTABLE),
+    ),
+    _signature(
+        _USER,
         r"PermissionError|Permission denied|Operation not permitted",
         _problem(Problem.PERMISSION),
     ),
@@ -214,9 +220,82 @@ SIGNATURES: Final[tuple[Signature, ...]] = (
 
 def match_signature(ended: Exit) -> tuple[FailureClass, RankEnd] | None:
     """Return class and fact of the first signature that matches the rank's exception, or its last lines without one."""
+    child = child_end(ended)
+    if child is not None:
+        return _USER if child.signal == _SIGBUS else _INFRA, child
     text = _words(ended)
     found = next((s for s in SIGNATURES if s.pattern.search(text)), None) if text else None
-    return None if found is None else (found.failure_class, found.build(ended.rank, first_words(ended.error_message)))
+    fact = None if found is None else found.build(ended.rank, first_words(ended.error_message))
+    if fact is None or fact.code in (Problem.PERMISSION, Problem.MISSING_FILE):
+        said = _of_shell(ended)
+        if said:
+            return _USER, ScriptProblem(rank=ended.rank, problem=Problem.NOT_EXECUTABLE, said=said)
+    return None if found is None or fact is None else (found.failure_class, fact)
+
+
+_NOT_EXECUTED: Final = (126, 127)
+"""Exit codes of a shell, and of env, for a program that cannot be executed, and that is not found."""
+
+
+def _of_shell(ended: Exit) -> str:
+    """Return the last line of a shell that could not execute a program, by its exit code; empty for any other end."""
+    if ended.exit_code not in _NOT_EXECUTED or ended.error_type or _uncaught(ended.log_tail):
+        return ""
+    return next((line.strip() for line in reversed(ended.log_tail) if line.strip()), "")
+
+
+_SIGNALS: Final = {
+    **{name: number for number, name in SIGNAL_NAMES.items()},
+    "HANGUP": 1,
+    "ILLEGAL INSTRUCTION": 4,
+    "ABORTED": 6,
+    "BUS ERROR": 7,
+    "FLOATING POINT EXCEPTION": 8,
+    "KILLED": 9,
+    "SEGMENTATION FAULT": 11,
+    "TERMINATED": 15,
+}
+_CHILD_SIGNAL: Final = re.compile(
+    r"DataLoader worker \(pid[^)]*\) is killed by signal: (?P<loader>[A-Za-z -]+)"
+    r"|ERROR: Unexpected (?P<printed>[a-z -]+) encountered in worker"
+    r"|(?:terminated with signal |died with <Signals\.|workers are \{|Signal \d+ \()(?P<name>SIG[A-Z]+)"
+)
+"""What torch's data loader, a worker of it, torch.multiprocessing, subprocess, joblib and torchrun say of a process that a signal ended."""
+_CHILD_ENDED: Final = re.compile(
+    r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) exited unexpectedly(?! with exit code)|Pin memory thread exited unexpectedly"
+    r"|process pool was terminated abruptly|A child process terminated abruptly|executor was unexpectedly terminated"
+)
+"""The same end, where the program did not learn by which signal, or whether by one: it often depends on which thread sees it first."""
+_GOES_ON: Final = re.compile(
+    r"^(?:The above exception was the direct cause of|During handling of the above exception)", re.MULTILINE
+)
+
+
+def child_end(ended: Exit) -> ChildKilled | None:
+    """Return which signal ended a process of the rank: by the rank's error, what it was raised from, or that process's last words."""
+    words, printed = _words(ended), "\n".join(ended.log_tail)
+    told, vague = _CHILD_SIGNAL.search(words), _CHILD_ENDED.search(words) is not None
+    if told is None and vague:
+        told = _CHILD_SIGNAL.search(printed)
+        if told is None and "exited unexpectedly with exit code" in printed:
+            return None  # it ended by itself
+    elif told is None and (ended.error_type or _uncaught(ended.log_tail)):
+        *causes, _ = _GOES_ON.split(printed)
+        told = _CHILD_SIGNAL.search(causes[-1].rpartition(_TRACEBACK)[2]) if causes else None
+    if told is None and not vague:
+        return None
+    name = "" if told is None else (told["loader"] or told["printed"] or told["name"]).strip().upper().replace("-", " ")
+    loader = "DataLoader" in words or "Pin memory" in words or (told is not None and told["name"] is None)
+    said = first_words(ended.error_message)
+    return ChildKilled(rank=ended.rank, signal=_SIGNALS.get(name, 0), said=said, loader=loader)
+
+
+def killed(ended: Exit) -> bool:
+    """Whether SIGKILL ended the rank or a process of it, or may have: a shell's exit code, and errors of other processes, count as well."""
+    child = child_end(ended)
+    if child is not None:
+        return child.signal in (0, _SIGKILL)
+    return ended.signal == _SIGKILL or ended.exit_code == SHELL_BASE + _SIGKILL
 
 
 def taken_port(ended: Exit) -> int | None:
@@ -286,9 +365,6 @@ def _uncaught(log_tail: Sequence[str]) -> Sequence[str]:
     return ()
 
 
-_SIGKILL: Final = 9
-_CHILD_KILLED: Final = "killed by signal"
-"""The error of torch's DataLoader in the rank when one of its own processes was killed."""
 _GRAVEST: Final = (GpuLost.kind, GpuEcc.kind, "gpu_xid", OomKill.failure_code)
 
 
@@ -302,7 +378,7 @@ def explaining(ended: Exit) -> RankEnd | None:
 def _explains(fact: object, ended: Exit) -> TypeGuard[RankEnd]:
     match fact:
         case OomKill() | OomCount():
-            return ended.signal == _SIGKILL or _CHILD_KILLED in abort_words(ended)
+            return killed(ended)
         case Xid(number=number) if number in PROGRAM_XIDS:
             return False
         case Xid() | GpuLost() | GpuEcc():

@@ -16,7 +16,7 @@ from orchestrator.core.states import StopScope  # conformance.py reads the annot
 from orchestrator.spec.units import format_memory
 from orchestrator.units import duration, plural, size
 
-_SIGNAL_NAMES: Final = {
+SIGNAL_NAMES: Final = {
     1: "SIGHUP",
     2: "SIGINT",
     4: "SIGILL",
@@ -31,6 +31,12 @@ _SIGNAL_NAMES: Final = {
 
 _LATE_ADVICE: Final = (
     "look for the rank that was late: orch logs JOB --rank N of the others; then for a slow disk or a lost network link"
+)
+
+_SIGBUS: Final = 7
+
+_KILLED_ADVICE: Final = (
+    "a user or the kernel killed it; if memory ran out, `dmesg` says so: ask for more with resources_per_worker.memory"
 )
 
 _STOPPED_ADVICE: Final = "the job resumes from its last checkpoint; to stop a job, use `orch pause` or `orch cancel`"
@@ -92,7 +98,7 @@ class ProcessSignal(RankEnd, tag="signal"):
     exit_code: Integer | None = None
 
     def sentence(self) -> str:
-        name = _SIGNAL_NAMES.get(self.signal, f"signal {self.signal}")
+        name = SIGNAL_NAMES.get(self.signal, f"signal {self.signal}")
         if self.exit_code is None:
             return f"rank {self.rank} was killed by {name}"
         return f"rank {self.rank} ended with exit code {self.exit_code}, as a process killed by {name}"
@@ -100,9 +106,10 @@ class ProcessSignal(RankEnd, tag="signal"):
     def advice(self, job_id: str = "JOB") -> str:
         match self.signal:
             case 9:
+                return _KILLED_ADVICE
+            case 7:
                 return (
-                    "a user or the kernel killed it; if memory ran out, `dmesg` says so: ask for more with"
-                    " resources_per_worker.memory"
+                    "probably /dev/shm is full, or a file that it had mapped into memory became shorter: df -h /dev/shm"
                 )
             case 11:
                 return "a native library crashed; the last lines of its log may say where"
@@ -117,6 +124,38 @@ class TerminatedFromOutside(ProcessSignal, tag="terminated"):
 
     def advice(self, job_id: str = "JOB") -> str:
         return _STOPPED_ADVICE
+
+
+class ChildKilled(ProcessSignal, tag="child_killed"):
+    """The rank's error says that a process it had started, with ``loader`` a data loader's, was ended by ``signal``; 0: by which is unknown."""
+
+    said: Text = ""
+    loader: bool = False
+
+    @property
+    def code(self) -> str:
+        """Return the code of what the signal means: that of a rank's own end, or of full shared memory."""
+        return Problem.SHARED_MEMORY.value if self.signal == _SIGBUS else ProcessSignal.kind
+
+    def sentence(self) -> str:
+        process = "a data loader worker" if self.loader else "a process that it had started"
+        how = (
+            f"was killed by {SIGNAL_NAMES.get(self.signal, f'signal {self.signal}')}" if self.signal else "ended early"
+        )
+        probably = ": probably the machine's shared memory (/dev/shm) is full" if self.signal == _SIGBUS else ""
+        return of_rank(self.rank, f"{process} {how}{probably}{quoted(self.said)}")
+
+    def advice(self, job_id: str = "JOB") -> str:
+        match self.signal:
+            case 0 | 9:
+                fewer = ", or use fewer data loader workers" if self.loader else ""
+                return f"{_KILLED_ADVICE}{fewer}"
+            case 7:
+                return _PROBLEMS[Problem.SHARED_MEMORY][1]
+            case _:
+                return (
+                    "num_workers=0 shows where in the rank's own traceback" if self.loader else super().advice(job_id)
+                )
 
 
 class RepeatedCrash(RankEnd, tag="repeated_crash"):
@@ -153,6 +192,25 @@ class LeftEarly(RankEnd, tag="left_early"):
 
     def advice(self, job_id: str = "JOB") -> str:
         return _STOPPED_ADVICE
+
+
+class EndedAlone(RankEnd, tag="ended_alone"):
+    """The rank ended with exit code 0 while another one, ``waiting`` where it is known, needed it for a collective; ``said`` is that one's error."""
+
+    waiting: Integer | None = None
+    step: Integer | None = None
+    said: Text = ""
+
+    def sentence(self) -> str:
+        after = "" if self.step is None else f" after step {self.step}"
+        other = "the others" if self.waiting is None else f"rank {self.waiting}"
+        return f"rank {self.rank} ended with exit code 0{after}, while {other} waited for it in a collective{quoted(self.said)}"
+
+    def advice(self, job_id: str = "JOB") -> str:
+        return (
+            "all ranks have to make the same number of steps: give each as many batches (DistributedSampler, drop_last), or use"
+            f" torch.distributed.algorithms.Join; its last lines: orch logs {job_id} --rank {self.rank}"
+        )
 
 
 class NoExitStatus(RankEnd, tag="no_exit_status"):
@@ -301,6 +359,7 @@ class Problem(StrEnum):
     IMPORT_ERROR = "import_error"
     PERMISSION = "permission"
     MISSING_FILE = "missing_file"
+    NOT_EXECUTABLE = "not_executable"
     PORT_IN_USE = "port_in_use"
 
 
@@ -362,6 +421,10 @@ _PROBLEMS: Final[dict[Problem, tuple[str, str]]] = {
     Problem.MISSING_FILE: (
         "a file or directory is missing",
         "paths are relative to the job's copy of working_dir; name others in full, on every node that the job may use",
+    ),
+    Problem.NOT_EXECUTABLE: (
+        "a program cannot be executed",
+        "is it installed where the job runs, executable (chmod +x) and built for that machine, and does its first line's interpreter exist?",
     ),
     Problem.PORT_IN_USE: (
         "a port that it needs is in use",

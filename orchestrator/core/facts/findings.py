@@ -39,7 +39,7 @@ class Stillness(FactRecord, tag="stillness"):
     ``place`` is its Python frame, ``pid`` its stopped process, ``collective`` what it waits in, and ``others`` the
     collectives that the other ranks wait in. ``said`` is the inspector's reason why nothing was seen. ``waits`` is what
     it waits for outside (``timer``, ``disk``). ``world_size`` is that of the process group that it sets up, in a job of
-    ``num_ranks``.
+    ``num_ranks``. ``ended`` are the ranks that had ended with exit code 0 by then.
     """
 
     rank: Integer | None
@@ -52,9 +52,13 @@ class Stillness(FactRecord, tag="stillness"):
     waits: Text = ""
     world_size: Integer | None = None
     num_ranks: Integer | None = None
+    ended: tuple[Integer, ...] = ()
 
     def sentence(self) -> str:
-        return f"{'every rank' if self.rank is None else f'rank {self.rank}'} {_activity(self)}"
+        whose = "every other rank" if self.ended else "every rank"
+        ranks = f"{'rank' if len(self.ended) == 1 else 'ranks'} {', '.join(map(str, self.ended))}"
+        ended = f"; {ranks} had ended with exit code 0" if self.ended else ""
+        return f"{whose if self.rank is None else f'rank {self.rank}'} {_activity(self)}{ended}"
 
 
 class Lateness(FactRecord, tag="lateness"):

@@ -7,6 +7,7 @@ effect is idempotent: a restarted daemon derives and orders it again.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 
 from orchestrator.core import events as ev
 from orchestrator.core.facts.faults import MaxDuration, NoExitStatus, StartupTimeout
+from orchestrator.core.facts.findings import Hang, Sign
 from orchestrator.core.facts.reasons import (
     ByForce,
     ByIdleReclaim,
@@ -38,7 +40,14 @@ from orchestrator.core.job.record import (
     Starting,
     hold_of,
 )
-from orchestrator.core.lifecycle.failure import classify, decide_retry, follow_until, gang_failure, stop_failure
+from orchestrator.core.lifecycle.failure import (
+    classify,
+    decide_retry,
+    ended_alone,
+    follow_until,
+    gang_failure,
+    stop_failure,
+)
 from orchestrator.core.states import FailureClass, JobState, StopPurpose
 
 if TYPE_CHECKING:
@@ -141,12 +150,16 @@ def request_resume(job: Job, by: str, now: float) -> list[ev.Event] | None:
 def declare_hung(job: Job, failure: ev.Failure, failed_at: float, now: float) -> list[ev.Event]:
     """Return the events that end an attempt hung since ``failed_at``; empty when it has ended, or is ending, by itself.
 
-    Ranks that wait for one that has left hang for the reason that made it leave.
+    Ranks that wait for one that has left hang for the reason that made it leave; those that wait for one that ended with 0, because of it.
     """
     if job.state is not JobState.RUNNING or job.succeeded or job.gang_lost or any(not e.ok for e in job.exits):
         return []
-    left = job.left_early
-    return [_failed(job, stop_failure(left) if left else failure, failed_at, now)]
+    left, hang = job.left_early, failure.cause
+    if left:
+        failure = stop_failure(left)
+    elif isinstance(hang, Hang) and hang.seen.sign in (Sign.COLLECTIVE, Sign.RENDEZVOUS):
+        failure = ended_alone(job, waiting=hang.seen.rank, since=math.inf) or failure
+    return [_failed(job, failure, failed_at, now)]
 
 
 def is_returning(job: Job) -> bool:

@@ -16,9 +16,18 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from orchestrator.core.diagnosis.signatures import explaining, match_signature, uncaught_exception
+from orchestrator.core.diagnosis.signatures import (
+    SHELL_BASE,
+    child_end,
+    explaining,
+    killed,
+    match_signature,
+    uncaught_exception,
+)
 from orchestrator.core.events import Failure
 from orchestrator.core.facts.faults import (
+    CollectiveTimeout,
+    EndedAlone,
     ExitCode,
     FileLeftOut,
     GpuFault,
@@ -26,11 +35,13 @@ from orchestrator.core.facts.faults import (
     MemoryLimit,
     NoExitStatus,
     OomKill,
+    PeerLost,
     PortTaken,
     Problem,
     ProcessSignal,
     PythonException,
     RecordRestored,
+    RendezvousTimeout,
     RepeatedCrash,
     RetryExitCode,
     ScriptProblem,
@@ -48,10 +59,6 @@ if TYPE_CHECKING:
     from orchestrator.core.facts.faults import RankEnd
     from orchestrator.core.job.record import Job
 
-_SIGKILL = 9
-_CHILD_KILLED = re.compile(r"killed by signal: Killed")
-"""The error of torch's DataLoader in the rank when one of its own processes was killed."""
-
 
 def memory_cause(job: Job, ended: Exit) -> MemoryLimit | OomKill | None:
     """Return the cause, when memory explains the end; None when it does not.
@@ -61,7 +68,7 @@ def memory_cause(job: Job, ended: Exit) -> MemoryLimit | OomKill | None:
     memory = ended.memory
     if memory is None or memory.killed is None:
         return None
-    if ended.signal != _SIGKILL and not _CHILD_KILLED.search(ended.error_message):
+    if not killed(ended):
         return None
     asked = job.spec.resources.resources_per_worker.memory_bytes
     if memory.killed is OutOf.LIMIT:
@@ -139,8 +146,6 @@ _COLLATERAL = re.compile(
     re.IGNORECASE,
 )
 _SIGABRT = 6
-# A shell's exit codes for a child ended by one of these signals, which come from outside of the program.
-_SHELL_BASE = 128
 _SIGTERM = 15
 _SIGNALS_FROM_OUTSIDE = frozenset({1, 9, 15})
 
@@ -168,7 +173,7 @@ def is_collateral(ended: Exit) -> bool:
     if ended.ok or ended.signal not in (None, _SIGABRT):
         return False
     text = f"{ended.error_type}: {ended.error_message}" if ended.error_type else "\n".join(ended.log_tail[-15:])
-    return bool(_COLLATERAL.search(text))
+    return bool(_COLLATERAL.search(text)) and child_end(ended) is None
 
 
 def classify(job: Job, now: float) -> ClassifiedFailure | float | None:
@@ -218,7 +223,34 @@ def stop_failure(left: Sequence[Exit]) -> Failure:
 def _judged(job: Job, first: Exit) -> Failure:
     failure_class, cause = _cause(job, first)
     failure = _failed(first, failure_class, cause)
+    if isinstance(cause, _OF_PEERS) and is_collateral(first):
+        said = getattr(cause, "said", "")
+        failure = ended_alone(job, waiting=first.rank, since=first.failed_at, said=said) or failure
     return repeated(job, replace(failure, policy=first.policy, policy_note=first.policy_note))
+
+
+_OF_PEERS = (PeerLost, CollectiveTimeout, RendezvousTimeout, PythonException, ExitCode, ProcessSignal)
+"""Causes that, where they are collateral, say no more than that another rank was missing."""
+
+
+def ended_alone(job: Job, *, waiting: int | None, since: float, said: str = "") -> Failure | None:
+    """Return the failure of the rank that had ended with exit code 0 when others began to miss it; None where none had.
+
+    Its connections close before it is gone. One that prints such an error itself, and ends with 0 then, was a victim too.
+    """
+    gone = [
+        e
+        for e in job.exits
+        if e.ok and e.at <= since + SETTLE_SECONDS and not _COLLATERAL.search("\n".join(e.log_tail))
+    ]
+    if not gone:
+        return None
+    first = min(gone, key=lambda e: (e.at, e.rank))
+    return _failed(
+        first,
+        FailureClass.USER,
+        EndedAlone(rank=first.rank, waiting=waiting, step=first.last_step, said=said),
+    )
 
 
 def _failed(first: Exit, failure_class: FailureClass, cause: Fact) -> Failure:
@@ -248,8 +280,8 @@ def _cause(job: Job, first: Exit) -> tuple[FailureClass, Fact]:
         return with_port(first, *named)
     if first.signal is not None:
         return FailureClass.INFRA, _signalled(rank, first.signal)
-    if code is not None and code - _SHELL_BASE in _SIGNALS_FROM_OUTSIDE and not first.error_type:
-        return FailureClass.INFRA, _signalled(rank, code - _SHELL_BASE, code)
+    if code is not None and code - SHELL_BASE in _SIGNALS_FROM_OUTSIDE | OWN_SIGNALS and not first.error_type:
+        return FailureClass.INFRA, _signalled(rank, code - SHELL_BASE, code)
     if code is None and not first.error_type:
         return FailureClass.INFRA, NoExitStatus(rank=rank)
     failure_class = FailureClass.INFRA if is_collateral(first) else FailureClass.USER

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+from msgspec import structs
+
 from orchestrator import clock
 from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.health import (
@@ -249,7 +251,7 @@ class HangWatch:
         if hung and due is not None and still >= due:
             if Call.HUNG not in watched.reported:
                 watched.reported.add(Call.HUNG)
-                hang = Hang(seen=finding.seen, late=_lateness(heartbeat), attempt=job.attempt_number)
+                hang = Hang(seen=_beside(job, finding.seen), late=_lateness(heartbeat), attempt=job.attempt_number)
                 await self._hung(job, watched, hang, after)
         elif heartbeat.reported_after is not None and still >= heartbeat.reported_after and deep:
             watched.reported.add(Call.SLOW)
@@ -278,9 +280,9 @@ class HangWatch:
         watched.idle = any(standing(*pair) is not Standing.WORKS for pair in pairs.values())
         if deep:
             first_step = watched.heartbeat.locked_after is None
-            return (gathering(pairs, job.num_workers) if first_step else None) or finding.seen
+            return _beside(job, (gathering(pairs, job.num_workers) if first_step else None) or finding.seen)
         known = watched.seen
-        return known if known is not None and finding.seen.sign is Sign.UNKNOWN else finding.seen
+        return known if known is not None and finding.seen.sign is Sign.UNKNOWN else _beside(job, finding.seen)
 
     def _judge(
         self, job: Job, watched: _Watched, before: dict[int, RankLook], after: dict[int, RankLook], *, deep: bool
@@ -336,6 +338,10 @@ def _has_reported(job: Job) -> bool:
 def _running(job: Job) -> list[int]:
     ended = {e.rank for e in job.exits}
     return [rank for rank in range(job.num_workers) if rank not in ended]
+
+
+def _beside(job: Job, seen: Stillness) -> Stillness:
+    return structs.replace(seen, ended=tuple(sorted(e.rank for e in job.exits if e.ok)))
 
 
 def _limit(job: Job, watched: _Watched) -> float | None:

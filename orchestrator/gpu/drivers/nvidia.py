@@ -3,9 +3,10 @@
 A MIG device has its own memory but shares its GPU's power, heat and clocks, which therefore stay with that GPU; it is
 listed after it and names it.
 
-Support is determined once, at opening: every call and field is tried, and one that the driver lacks or refuses is
-never tried again. One that worked is made each time; a failure then leaves a gap in that sample, as some drivers answer
-"not supported" or 0 mW now and then when they are polled fast.
+Support is determined at opening: every call and field is tried, and one that the driver lacks or refuses is never tried
+again. Another error (a timeout, a driver that is busy) says nothing of that: support is then determined again, until no
+call fails so. One that worked is made each time; a failure then leaves a gap in that sample, as some drivers answer "not
+supported" or 0 mW now and then when they are polled fast.
 
 Known problems avoided here: `nvmlDeviceGetPowerUsage` is an average over a second on most GPUs since Ampere, so power
 is field 186; `nvmlDeviceGetPcieThroughput` blocks 20 ms, so PCIe comes from byte counters; blank sentinels such as
@@ -52,6 +53,12 @@ NO_DRIVER: Final = frozenset({9, 12})
 LOST: Final = frozenset({15, 16, 28})
 """GPU_IS_LOST, RESET_REQUIRED, GPU_NOT_FOUND."""
 TIMEOUT: Final = 10
+LACKED: Final = frozenset({2, 3, 4, 6, 13, 14, 22, 24, 25, 26})
+"""Lasting answers: INVALID_ARGUMENT, some "not supported", NO_PERMISSION, NOT_FOUND, CORRUPTED_INFOROM, what the driver's version lacks."""
+AGAIN_SECONDS: Final = 2.0
+LONGEST_AGAIN_SECONDS: Final = 60.0
+"""Support that is in doubt is determined again after 2 s, later after a fifth of the time for which it has been, at most a minute."""
+_TRIES: Final = 3
 
 SETTINGS_SECONDS: Final = 5.0
 """The power limit and the fan are read at most this often: they change slowly."""
@@ -180,11 +187,14 @@ def _close_driver() -> None:
 
 
 def _answer(function: Callable[..., Any], *arguments: Any, default: Any = None) -> Any:
-    """Return what the driver answers, `default` where it lacks the function or refuses."""
-    try:
-        return function(*arguments)
-    except pynvml.NVMLError:
-        return default
+    """Return what the driver answers, `default` where it lacks the function or refuses; a call that fails otherwise is made again."""
+    for _ in range(_TRIES):
+        try:
+            return function(*arguments)
+        except pynvml.NVMLError as error:
+            if error.value in LACKED | LOST:
+                break
+    return default
 
 
 def _open_all() -> list[NvmlReader]:
@@ -314,10 +324,14 @@ class _Device:
         self._info = info
         self._options = options
         self._asked = self._answered = 0
+        self._freshness = Freshness()
+        self._pcie_sent, self._pcie_received = Unwrapped(), Unwrapped()
         _open_driver()
         try:
             self._handle = self._find()
             self._prepare()
+            self._doubted_since = time.monotonic()
+            self._again_at = self._doubted_since + AGAIN_SECONDS
         except BaseException:
             _close_driver()
             raise
@@ -341,7 +355,8 @@ class _Device:
     # -- preparing
 
     def _prepare(self) -> None:
-        """Bind every call that the driver has and the GPU answers."""
+        """Bind every call that the driver has and the GPU answers. Raises GpuLostError."""
+        self._in_doubt = False
         # Version 2 leaves the driver's own reservation out.
         self._memory = self._first(("nvmlDeviceGetMemoryInfo",), pynvml.nvmlMemory_v2) or self._first(
             ("nvmlDeviceGetMemoryInfo",)
@@ -352,7 +367,6 @@ class _Device:
         clocks = ((name, self._first(("nvmlDeviceGetClockInfo",), domain)) for domain, name in CLOCK_DOMAINS)
         self._clocks = tuple((name, call) for name, call in clocks if call is not None)
         # Instantaneous power at the GPU's scope, else at its module's, else the driver's average.
-        self._freshness = Freshness()
         self._power_field = self._supported(((POWER_INSTANT, SCOPE_GPU),)) or self._supported(
             ((POWER_INSTANT, SCOPE_MODULE),)
         )
@@ -378,6 +392,7 @@ class _Device:
             for sensor, limit, celsius in limits
             if celsius is not None and 0 < celsius < _SANE_CELSIUS
         )
+        self._support_in_doubt = self._in_doubt  # failures of later readings say nothing about support
 
     def _prepare_fields(self) -> None:
         """Choose the fields of a full reading: those that are cheap, those that are slow, and the energy."""
@@ -396,7 +411,6 @@ class _Device:
         instead = {older for newer, older in REPLACED.items() if newer in known}
         slow = self._supported(tuple((field, 0) for field in SLOW if field not in instead))
         self._slow = _Kept(lambda: self._fields(slow))
-        self._pcie_sent, self._pcie_received = Unwrapped(), Unwrapped()
         energy = self._supported(((ENERGY, 0),))
         older = None if energy else self._first(("nvmlDeviceGetTotalEnergyConsumption",))
         self._energy = _Kept(lambda: (self._fields(energy).get((ENERGY, 0)) if energy else self._ask(older),))
@@ -412,6 +426,7 @@ class _Device:
                 call()
             except pynvml.NVMLError as error:
                 self._check_lost(error)
+                self._doubt(error.value)
                 continue
             return call
         return None
@@ -427,8 +442,21 @@ class _Device:
             )
             if usable == tuple(wanted):
                 return usable
+            for row in rows:
+                self._doubt(row.nvmlReturn)
             wanted = usable
         return ()
+
+    def _doubt(self, result: int) -> None:
+        """Record a call that failed for a reason that may pass."""
+        self._in_doubt = self._in_doubt or result not in LACKED | {pynvml.NVML_SUCCESS}
+
+    def _settle_doubts(self) -> None:
+        """Determine support again where it is in doubt and that is due."""
+        now = time.monotonic()
+        if self._support_in_doubt and now >= self._again_at:
+            self._again_at = now + min(LONGEST_AGAIN_SECONDS, max(AGAIN_SECONDS, (now - self._doubted_since) / 5))
+            self._prepare()
 
     # -- asking
 
@@ -441,6 +469,7 @@ class _Device:
             answer = call()
         except pynvml.NVMLError as error:
             self._check_lost(error)
+            self._doubt(error.value)
             return None
         self._answered += 1
         return answer
@@ -462,6 +491,7 @@ class _Device:
 
     def read(self, detail: Detail, xids: XidWatch | None) -> Sample:
         """Return one reading. Raises GpuLostError, or GpuReadError when all calls fail."""
+        self._settle_doubts()
         wall, start, monotonic = time.time(), time.perf_counter(), time.monotonic()
         sample = Sample(gpu_uuid=self._info.uuid, timestamp=wall, monotonic=monotonic)
         self._asked = self._answered = 0

@@ -28,6 +28,7 @@ import marshal
 import os
 import pkgutil
 import runpy
+import shlex
 import signal
 import socket
 import sys
@@ -56,6 +57,11 @@ Run = Callable[[], object]
 
 EXIT_NOT_FOUND = 127
 EXIT_NOT_EXECUTABLE = 126
+CANNOT_EXECUTE = "CannotExecute"
+"""The type of the error that is reported for a program that cannot be executed."""
+_ELF = b"\x7fELF"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_HEAD_BYTES = 256  # what the kernel reads of a first line
 MAX_LIKELY_VICTIM = 1000
 """The highest oom_score_adj: the kernel kills such a process before any other with a lower value."""
 
@@ -273,7 +279,8 @@ def _enter(directory: str, reports: Reports) -> None:
     try:
         os.chdir(directory)
     except OSError as error:
-        _fail(reports, error, f"cannot enter the working directory {directory}: {error.strerror}", EXIT_NOT_FOUND)
+        message = f"cannot enter the working directory {directory}: {error.strerror}"
+        _fail(reports, type(error).__name__, message, EXIT_NOT_FOUND)
 
 
 def _execute(argv: tuple[str, ...], env: dict[str, str], reports: Reports, *, cold: str | None) -> NoReturn:
@@ -283,15 +290,92 @@ def _execute(argv: tuple[str, ...], env: dict[str, str], reports: Reports, *, co
     try:
         os.execvpe(argv[0], argv, env)
     except OSError as error:
-        found = error.errno not in (errno.ENOENT, errno.ENOTDIR)
-        what = f"cannot execute {argv[0]!r}: {error.strerror}"
-        hint = "is it executable, and does its first line name an interpreter?" if found else "is it in the job's PATH?"
-        _fail(reports, error, f"{what}; {hint}", EXIT_NOT_EXECUTABLE if found else EXIT_NOT_FOUND)
+        path = _lookup(argv[0], env)
+        missing = argv[0] if path is None and os.sep in argv[0] else ""
+        message = f"cannot execute {argv[0]!r}: {why_not_executed(argv[0], path, error)}"
+        code = EXIT_NOT_FOUND if error.errno in (errno.ENOENT, errno.ENOTDIR) else EXIT_NOT_EXECUTABLE
+        _fail(reports, CANNOT_EXECUTE, message, code, missing_file=missing)
 
 
-def _fail(reports: Reports, error: OSError, message: str, code: int) -> NoReturn:
+def _lookup(program: str, env: dict[str, str]) -> str | None:
+    """Return the path that `os.execvpe` tried, as far as there is a file."""
+    folders = [""] if os.sep in program else os.get_exec_path(env)
+    return next((path for path in (os.path.join(folder, program) for folder in folders) if os.path.lexists(path)), None)
+
+
+def why_not_executed(program: str, path: str | None, error: OSError) -> str:
+    """Return the reason of a failed exec of ``path`` (None: no such file), with what to do.
+
+    The kernel has one error for several reasons: "No such file or directory" is also that of a script whose interpreter is missing.
+    """
+    if path is None:
+        hint = (
+            "a relative path begins at the job's working directory" if os.sep in program else "is it in the job's PATH?"
+        )
+        return f"{error.strerror}; {hint}"
+    if os.path.isdir(path):
+        return "it is a directory"
+    if os.path.islink(path) and not os.path.exists(path):
+        return f"it is a link to {os.readlink(path)!r}, which does not exist on this machine"
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError:
+        head = b""
+    if error.errno == errno.EACCES:
+        return _why_not_permitted(path, head)
+    if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENOEXEC):
+        return str(error.strerror)
+    if head.startswith(b"#!"):
+        return _why_not_interpreted(path, head)
+    if head.startswith(_ELF):
+        lacks = "its dynamic loader is missing on this machine (`readelf -l` names it)"
+        return (
+            lacks
+            if error.errno == errno.ENOENT
+            else "it is a program for another kind of processor (`file` says which)"
+        )
+    if head.startswith(_BYTE_ORDER_MARK):
+        return (
+            f"a byte order mark precedes its first line: sed -i '1s/^\\xEF\\xBB\\xBF//' {shlex.quote(path)} removes it"
+        )
+    return f"{error.strerror}; " + (
+        "its first line names no interpreter, as #!/bin/bash does" if head else "the file is empty"
+    )
+
+
+def _interpreter(head: bytes) -> str:
+    """Return the interpreter that a script's first line names, as the kernel reads it: up to a blank or the line's end."""
+    words = head[2:].split(b"\n")[0].strip(b" \t").replace(b"\t", b" ")
+    return os.fsdecode(words.split(b" ")[0]) if head.startswith(b"#!") else ""
+
+
+def _why_not_interpreted(path: str, head: bytes) -> str:
+    name = _interpreter(head)
+    if name.endswith("\r"):
+        fix = f"sed -i 's/\\r$//' {shlex.quote(path)} removes them"
+        return f"its first line names the interpreter {name!r}, which does not exist: the file has Windows line ends; {fix}"
+    if not name:
+        return "its first line, #!, names no interpreter"
+    if os.path.exists(name):
+        return f"its first line names the interpreter {name!r}, which cannot be executed itself"
+    return f"its first line names the interpreter {name!r}, which does not exist on this machine"
+
+
+def _why_not_permitted(path: str, head: bytes) -> str:
+    if not os.access(path, os.X_OK):
+        if os.statvfs(path).f_flag & os.ST_NOEXEC:
+            return "its file system is mounted with noexec: give its interpreter as the program, and it as an argument"
+        return f"it is not executable: chmod +x {shlex.quote(path)}"
+    name = _interpreter(head)
+    if name and not os.access(name, os.X_OK):
+        return f"its first line names the interpreter {name!r}, which is not executable"
+    return str(os.strerror(errno.EACCES))
+
+
+def _fail(reports: Reports, name: str, message: str, code: int, *, missing_file: str = "") -> NoReturn:
     os.write(2, f"orch: {message}\n".encode(errors="backslashreplace"))
-    _report_error(reports, type(error).__name__, message, "")
+    _report_error(reports, name, message, "", missing_file=missing_file)
     sys.stdout.flush()
     os._exit(code)
 

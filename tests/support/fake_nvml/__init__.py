@@ -27,7 +27,7 @@ from pathlib import Path
 from tests.support.fake_nvml import layout
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
-GPU_IS_LOST, NOT_SUPPORTED, UNKNOWN = 15, 3, 999
+GPU_IS_LOST, NOT_SUPPORTED, TIMEOUT, UNKNOWN = 15, 3, 10, 999
 UINT, ULL, DOUBLE = 1, 3, 0
 """nvmlValueType of a field."""
 XID_CRITICAL = 0x8

@@ -16,7 +16,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from orchestrator.core.diagnosis.signatures import missing_file
 from orchestrator.core.events import Exit
-from orchestrator.core.facts.faults import KernelMessage, OomCount, OomKill, Xid
+from orchestrator.core.facts.faults import ChildKilled, KernelMessage, OomCount, OomKill, Xid
 from orchestrator.core.lifecycle.failure import ClassifiedFailure, classify
 from orchestrator.core.states import FailureClass
 from tests.support.records import replace
@@ -232,11 +232,6 @@ PRINTED: list[tuple[str, FailureClass, dict[str, Any]]] = [
         {"signal": 9, "evidence": (OomKill(pid=4242, process="python3"),)},
     ),
     (
-        "host_oom_kill",
-        INFRA,
-        {"error_type": "RuntimeError", "error_message": "DataLoader worker (pid 71) is killed by signal: Killed. "},
-    ),
-    (
         "gpu_lost",
         INFRA,
         {
@@ -297,6 +292,109 @@ def test_of_several_facts_the_gravest_that_explains_the_end_is_its_cause() -> No
     assert told(signal=9, evidence=(oom, xid, gone)).cause == replace(gone, rank=0)
     assert told(signal=9, evidence=(KernelMessage(said="apparmor"), oom)).cause == replace(oom, rank=0)
     assert told(signal=9, evidence=(KernelMessage(said="Out of memory: Killed process 7"),)).code == "signal"
+
+
+CAUSED = (
+    "Traceback (most recent call last):",
+    '  File "dataloader.py", line 1321, in _try_get_data',
+    "RuntimeError: DataLoader worker (pid 71) is killed by signal: {signal}. ",
+    "",
+    "The above exception was the direct cause of the following exception:",
+    "",
+    "Traceback (most recent call last):",
+    '  File "train.py", line 9, in <module>',
+    "{last}",
+)
+
+
+def chained(signal: str, last: str) -> tuple[str, ...]:
+    return tuple(line.replace("{signal}", signal).replace("{last}", last) for line in CAUSED)
+
+
+def error(kind: str, message: str, *printed: str) -> dict[str, Any]:
+    return {"error_type": kind, "error_message": message, "log_tail": printed}
+
+
+VAGUE = "DataLoader worker (pid(s) 71) exited unexpectedly"
+
+
+@pytest.mark.parametrize(
+    ("signal", "fields"),
+    [
+        (9, error("RuntimeError", "DataLoader worker (pid 71) is killed by signal: Killed. ")),
+        (9, error("RuntimeError", VAGUE, *chained("Killed", f"RuntimeError: {VAGUE}"))),
+        (9, {"log_tail": chained("Killed", f"RuntimeError: {VAGUE}")}),
+        (9, error("ConnectionResetError", "[Errno 104] Connection reset by peer", *chained("Killed", "Connection"))),
+        (0, error("RuntimeError", VAGUE)),
+        (0, error("RuntimeError", "Pin memory thread exited unexpectedly")),
+        (
+            0,
+            error(
+                "concurrent.futures.process.BrokenProcessPool",
+                "A process in the process pool was terminated abruptly while the future was running or pending.",
+            ),
+        ),
+        (
+            9,
+            error(
+                "joblib.externals.loky.process_executor.TerminatedWorkerError",
+                "A worker process managed by the executor was unexpectedly terminated.\n\n"
+                "The exit codes of the workers are {SIGKILL(-9)}",
+            ),
+        ),
+        (
+            9,
+            error("torch.multiprocessing.spawn.ProcessExitedException", "process 1 terminated with signal SIGKILL"),
+        ),
+        (9, error("subprocess.CalledProcessError", "Command '['a']' died with <Signals.SIGKILL: 9>.")),
+        (9, {"log_tail": ("exitcode  : -9 (pid: 71)", "traceback : Signal 9 (SIGKILL) received by PID 71", "====")}),
+        (7, error("RuntimeError", "DataLoader worker (pid 71) is killed by signal: Bus error. It is possible that")),
+        (7, error("RuntimeError", VAGUE, "ERROR: Unexpected bus error encountered in worker. This might be caused by")),
+        (11, error("RuntimeError", "DataLoader worker (pid 71) is killed by signal: Segmentation fault. ")),
+        (11, error("RuntimeError", VAGUE, "ERROR: Unexpected segmentation fault encountered in worker.")),
+    ],
+)
+def test_a_process_of_the_rank_that_was_killed_is_told_in_all_wordings_and_never_as_more_than_that(
+    signal: int, fields: dict[str, Any]
+) -> None:
+    failure = told(**fields)
+    cause = failure.cause
+    assert isinstance(cause, ChildKilled), failure.sentence()
+    assert cause.signal == signal
+    code, failure_class = ("shared_memory", USER) if signal == 7 else ("signal", INFRA)
+    assert (failure.code, failure.failure_class) == (code, failure_class)
+    assert "memory ran out" not in failure.sentence()
+    assert failure.advice("job")
+    oom = OomCount(path="/x/memory.events", before=0, count=1)
+    assert (told(**fields, evidence=(oom,)).code == "host_oom_kill") is (signal in (0, 9)), "the kernel's evidence"
+
+
+def test_a_worker_that_ended_by_itself_was_not_killed() -> None:
+    said = "DataLoader worker (pid 71) exited unexpectedly with exit code 1. Details are lost due to multiprocessing."
+    assert told(**error("RuntimeError", said)).code == "exception"
+    assert told(**error("RuntimeError", VAGUE, f"RuntimeError: {said}")).failure_class is USER
+    handled = (*chained("Killed", "ValueError: handled")[:3], "the script went on")
+    assert told(**error("ValueError", "boom", *handled)).code == "exception"
+
+
+@pytest.mark.parametrize(
+    ("code", "fields"),
+    [
+        ("not_executable", error("CannotExecute", "cannot execute './run.sh': it is a directory")),
+        ("not_executable", {"exit_code": 127, "log_tail": ("run.sh: line 2: torchrun: command not found",)}),
+        ("not_executable", {"exit_code": 126, "log_tail": ("sh: 1: ./x: Permission denied", "")}),
+        ("not_executable", {"exit_code": 2, "log_tail": ("run.sh: line 2: $'\\r': command not found",)}),
+        ("not_executable", {"exit_code": 127, "log_tail": ("/usr/bin/env: ‘python\\r’: No such file or directory",)}),
+        ("import_error", {"exit_code": 127, "log_tail": ("./x: libx.so: cannot open shared object file",)}),
+        ("missing_file", {"exit_code": 1, "log_tail": ("cat: x: No such file or directory",)}),
+        ("exit_code", {"exit_code": 127}),
+        ("shared_memory", error("RuntimeError", "unable to write to file </torch_7_1>: No space left on device (28)")),
+        ("exception", error("RuntimeError", "unable to open shared memory object </t> : Too many open files (24)")),
+    ],
+)
+def test_what_a_shell_or_the_system_says_is_told_as_what_it_is(code: str, fields: dict[str, Any]) -> None:
+    failure = told(**fields)
+    assert (failure.code, failure.failure_class) == (code, USER), failure.sentence()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import pytest
 from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.quarantine import strike_of
 from orchestrator.core.diagnosis.signatures import SIGNATURES
-from orchestrator.core.facts.faults import NodeLost, PortTaken
+from orchestrator.core.facts.faults import NodeLost, PortTaken, Xid
+from orchestrator.core.facts.findings import Hang, Lateness, Sign, Stillness
 from orchestrator.core.facts.notes import PoliciesLeftOut
 from orchestrator.core.facts.reasons import LogPolicyFails, NoNewCheckpoint
 from orchestrator.core.lifecycle.advance import declare_hung
@@ -241,6 +242,43 @@ class TestCollateral:
         assert (found.failure.code, found.failure.sentence()) == ("gang_lost", "rank 1: its node died")
         assert found.failed_at == T0 + 10
 
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            GLOO,
+            {"error_type": "torch.distributed.DistStoreError", "error_message": "wait timeout after 9ms, keys: /0"},
+            {"signal": 6, "log_tail": ("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)",)},
+            {"error_type": "RuntimeError", "error_message": "Socket Timeout"},
+        ],
+    )
+    def test_a_rank_that_ended_with_0_is_named_by_those_that_missed_it(self, fields: dict[str, Any]) -> None:
+        ended = {"exit_code": 0, "at": T0 + 10.1, "last_step": 5}
+        job = job_with({**fields, "at": T0 + 10}, ended)
+        found = verdict(job).failure
+        assert (found.failure_class, found.code, found.rank) == (USER, "ended_alone", 1)
+        assert found.sentence().startswith(
+            "rank 1 ended with exit code 0 after step 5, while rank 0 waited for it in a collective"
+        )
+        assert not decide_retry(job, found, NOW).retry
+        assert "orch logs job --rank 1" in found.advice("job")
+
+    @pytest.mark.parametrize(
+        ("fields", "ended"),
+        [
+            (BOOM, {}),
+            ({"signal": 9}, {}),
+            (GLOO, {"at": T0 + 10 + 2 * SETTLE_SECONDS}),
+            (GLOO, {"log_tail": ("RuntimeError: Connection closed by peer", "saved; bye")}),
+            ({**GLOO, "evidence": (Xid(gpu_uuid="GPU-1", number=79),), "signal": 6, "log_tail": ("NCCL error",)}, {}),
+        ],
+        ids=["an exception", "a signal", "it ended later", "it was a victim too", "the GPU"],
+    )
+    def test_a_rank_that_ended_with_0_does_not_explain_other_failures(
+        self, fields: dict[str, Any], ended: dict[str, Any]
+    ) -> None:
+        job = job_with({"at": T0 + 10, **fields}, {"exit_code": 0, "at": T0 + 9, **ended})
+        assert verdict(job, T0 + 20).failure.rank == 0
+
     def test_a_root_is_not_hidden_by_the_gang_that_went_after_it(self) -> None:
         job = job_with({**BOOM}, {})
         assert verdict(after(job, lost(job))).failure.code == "exception"
@@ -421,7 +459,9 @@ class TestStopFromOutside:
             PREEMPTION
         )
 
-    @pytest.mark.parametrize(("code", "name"), [(143, "SIGTERM"), (137, "SIGKILL"), (129, "SIGHUP")])
+    @pytest.mark.parametrize(
+        ("code", "name"), [(143, "SIGTERM"), (137, "SIGKILL"), (129, "SIGHUP"), (135, "SIGBUS"), (139, "SIGSEGV")]
+    )
     def test_a_shells_exit_code_for_a_signal_is_no_error_of_the_script(self, code: int, name: str) -> None:
         found = verdict(job_with({"exit_code": code}, workers=1)).failure
         assert (found.failure_class, found.exit_code) == (INFRA, code)
@@ -446,6 +486,17 @@ class TestStopFromOutside:
         (event,) = declare_hung(job_with({"exit_code": 0}, {}), hung, T0 + 9, NOW)
         assert isinstance(event, ev.AttemptFailed)
         assert event.failure == hung
+
+    @pytest.mark.parametrize("sign", [Sign.COLLECTIVE, Sign.RENDEZVOUS, Sign.SPINS])
+    def test_ranks_that_wait_for_one_that_ended_with_0_hang_because_of_it(self, sign: Sign) -> None:
+        seen = Stillness(rank=0, sign=sign, collective="all_reduce", ended=(1,))
+        cause = Hang(seen=seen, late=Lateness(still_seconds=60.0), attempt=1)
+        job = job_with({}, {"exit_code": 0, "last_step": 5})
+        (event,) = declare_hung(job, replace(failure(HANG), cause=cause, rank=0), T0 + 9, NOW)
+        assert isinstance(event, ev.AttemptFailed)
+        named = ("hang", 0) if sign is Sign.SPINS else ("ended_alone", 1)
+        assert (event.failure.code, event.failure.rank) == named
+        assert "rank 1 had ended with exit code 0" in cause.sentence()
 
     def test_it_speaks_against_no_node(self) -> None:
         for exits in ({"signal": 15}, {"exit_code": 0, **ASKED}, {"exit_code": 143}):

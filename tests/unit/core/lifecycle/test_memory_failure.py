@@ -71,6 +71,9 @@ def test_a_data_loaders_process_that_was_killed_explains_what_the_rank_raised() 
     raised: dict[str, Any] = {"signal": None, "exit_code": 1, "error_type": "RuntimeError"}
     message = "DataLoader worker (pid 4) is killed by signal: Killed. "
     assert told(memory, **raised, error_message=message).code == "memory_limit"
+    vague = "DataLoader worker (pid(s) 4) exited unexpectedly"
+    assert told(memory, **raised, error_message=vague).code == "memory_limit"
+    assert told(memory, signal=None, exit_code=137).code == "memory_limit", "a shell's child"
     assert told(memory, **raised, error_message="another matter").code == "exception"
 
 

@@ -9,10 +9,13 @@ import sys
 import time
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from orchestrator.gpu.drivers.nvidia import (
+    AGAIN_SECONDS,
     ENERGY_SECONDS,
+    LONGEST_AGAIN_SECONDS,
     PCIE_TRANSMIT,
     SETTINGS_SECONDS,
     SLOW_SECONDS,
@@ -184,6 +187,43 @@ def test_what_worked_once_is_asked_again_after_a_failure(nvml: FakeNvml) -> None
     assert reader.read().power_watts is None, "drivers say so now and then when polled fast"
     nvml[0].field(186, kind=fake_nvml.UINT, result=0)
     assert reader.read().power_watts == 300.0
+
+
+@pytest.mark.parametrize("result", [fake_nvml.UNKNOWN, fake_nvml.TIMEOUT])
+def test_a_call_that_fails_at_opening_for_a_passing_reason_is_tried_again(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, result: int
+) -> None:
+    passing = ("utilization", "temperature", "limit", *(("fields",) if result == fake_nvml.TIMEOUT else ()))
+    nvml[0].field(82, 62, kind=fake_nvml.UINT, result=result)
+    for call in passing:
+        nvml[0].fail(call, result)
+    reader = first_reader()
+    assert (reader.read().utilization, reader.read().temperatures) == (None, ())
+    for call in passing:
+        nvml[0].fail(call, 0)
+    nvml[0].field(82, 62, kind=fake_nvml.UINT)
+    later = time.monotonic() + AGAIN_SECONDS
+    monkeypatch.setattr("time.monotonic", lambda: later)
+    sample = reader.read()
+    assert (sample.utilization, sample.power_watts, sample.power_limit_watts) == (0.5, 300.0, 700.0)
+    assert sample.temperatures == (("gpu", 55.0), ("memory", 62.0))
+    asked = nvml[0].count("fan")
+    later += LONGEST_AGAIN_SECONDS + SETTINGS_SECONDS
+    assert reader.read().fan is None
+    assert nvml[0].count("fan") == asked, "nothing is in doubt any more"
+
+
+def test_discovery_repeats_a_call_that_fails_once(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [pynvml.NVMLError(fake_nvml.UNKNOWN), pynvml.NVMLError(fake_nvml.TIMEOUT)]
+    name = pynvml.nvmlDeviceGetUUID
+
+    def flaky(handle: object) -> str:
+        if answers:
+            raise answers.pop()
+        return str(name(handle))
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUUID", flaky)
+    assert [reader.info.uuid for reader in open_nvidia()] == [nvml.uuid(0), nvml.uuid(1)]
 
 
 def test_power_comes_from_the_module_where_the_gpu_scope_is_refused(nvml: FakeNvml) -> None:
