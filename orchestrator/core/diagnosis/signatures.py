@@ -271,10 +271,20 @@ _GOES_ON: Final = re.compile(
 )
 
 
+_LOST: Final = re.compile(r"(?:ConnectionReset|ConnectionRefused|EOF|FileNotFound|BrokenPipe)Error\b")
+_FROM_LOADER: Final = re.compile(r"in _try_get_data\b|in rebuild_storage_\w+\n|in pin memory thread")
+
+
+def _loader_lost(words: str, printed: str) -> bool:
+    """Whether the rank's connection to a data loader worker broke: what the rank sees where it is just receiving a tensor from it."""
+    lost = _LOST.match(words)
+    return lost is not None and _FROM_LOADER.search(words + printed.rpartition(_TRACEBACK)[2]) is not None
+
+
 def child_end(ended: Exit) -> ChildKilled | None:
     """Return which signal ended a process of the rank: by the rank's error, what it was raised from, or that process's last words."""
     words, printed = _words(ended), "\n".join(ended.log_tail)
-    told, vague = _CHILD_SIGNAL.search(words), _CHILD_ENDED.search(words) is not None
+    told, vague = _CHILD_SIGNAL.search(words), _CHILD_ENDED.search(words) is not None or _loader_lost(words, printed)
     if told is None and vague:
         told = _CHILD_SIGNAL.search(printed)
         if told is None and "exited unexpectedly with exit code" in printed:
@@ -285,7 +295,8 @@ def child_end(ended: Exit) -> ChildKilled | None:
     if told is None and not vague:
         return None
     name = "" if told is None else (told["loader"] or told["printed"] or told["name"]).strip().upper().replace("-", " ")
-    loader = "DataLoader" in words or "Pin memory" in words or (told is not None and told["name"] is None)
+    loader = told is not None and told["name"] is None
+    loader = loader or re.search(r"DataLoader|[Pp]in memory", words) is not None or _loader_lost(words, printed)
     said = first_words(ended.error_message)
     return ChildKilled(rank=ended.rank, signal=_SIGNALS.get(name, 0), said=said, loader=loader)
 

@@ -326,6 +326,15 @@ VAGUE = "DataLoader worker (pid(s) 71) exited unexpectedly"
         (9, {"log_tail": chained("Killed", f"RuntimeError: {VAGUE}")}),
         (9, error("ConnectionResetError", "[Errno 104] Connection reset by peer", *chained("Killed", "Connection"))),
         (0, error("RuntimeError", VAGUE)),
+        *(
+            (0, error(kind, said, "Traceback (most recent call last):", "line 1291, in _try_get_data", kind))
+            for kind, said in [
+                ("ConnectionResetError", "[Errno 104] Connection reset by peer"),
+                ("EOFError", ""),
+                ("FileNotFoundError", "[Errno 2] No such file or directory"),
+            ]
+        ),
+        (0, error("EOFError", "Caught EOFError in pin memory thread for device 0.")),
         (0, error("RuntimeError", "Pin memory thread exited unexpectedly")),
         (
             0,
@@ -373,6 +382,8 @@ def test_a_worker_that_ended_by_itself_was_not_killed() -> None:
     said = "DataLoader worker (pid 71) exited unexpectedly with exit code 1. Details are lost due to multiprocessing."
     assert told(**error("RuntimeError", said)).code == "exception"
     assert told(**error("RuntimeError", VAGUE, f"RuntimeError: {said}")).failure_class is USER
+    own = "Caught FileNotFoundError in DataLoader worker process 0.\nFileNotFoundError: [Errno 2] No such file: 'x'"
+    assert told(**error("FileNotFoundError", own)).code == "missing_file"
     handled = (*chained("Killed", "ValueError: handled")[:3], "the script went on")
     assert told(**error("ValueError", "boom", *handled)).code == "exception"
 

@@ -201,7 +201,7 @@ def test_a_call_that_fails_at_opening_for_a_passing_reason_is_tried_again(
     assert (reader.read().utilization, reader.read().temperatures) == (None, ())
     for call in passing:
         nvml[0].fail(call, 0)
-    nvml[0].field(82, 62, kind=fake_nvml.UINT)
+    nvml[0].field(82, 62, kind=fake_nvml.UINT, result=0)
     later = time.monotonic() + AGAIN_SECONDS
     monkeypatch.setattr("time.monotonic", lambda: later)
     sample = reader.read()
