@@ -39,6 +39,8 @@ _KILLED_ADVICE: Final = (
     "a user or the kernel killed it; if memory ran out, `dmesg` says so: ask for more with resources_per_worker.memory"
 )
 
+_IN_THE_RANK: Final = "with num_workers=0, and PYTHONFAULTHANDLER: '1' in env:, the rank prints the line that crashes"
+
 _STOPPED_ADVICE: Final = "the job resumes from its last checkpoint; to stop a job, use `orch pause` or `orch cancel`"
 
 
@@ -153,9 +155,7 @@ class ChildKilled(ProcessSignal, tag="child_killed"):
             case 7:
                 return _PROBLEMS[Problem.SHARED_MEMORY][1]
             case _:
-                return (
-                    "num_workers=0 shows where in the rank's own traceback" if self.loader else super().advice(job_id)
-                )
+                return _IN_THE_RANK if self.loader else super().advice(job_id)
 
 
 class RepeatedCrash(RankEnd, tag="repeated_crash"):

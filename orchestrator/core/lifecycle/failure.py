@@ -238,19 +238,13 @@ def ended_alone(job: Job, *, waiting: int | None, since: float, said: str = "") 
 
     Its connections close before it is gone. One that prints such an error itself, and ends with 0 then, was a victim too.
     """
-    gone = [
-        e
-        for e in job.exits
-        if e.ok and e.at <= since + SETTLE_SECONDS and not _COLLATERAL.search("\n".join(e.log_tail))
-    ]
-    if not gone:
+    until = since + SETTLE_SECONDS
+    gone = [e for e in job.exits if e.ok and e.at <= until and not _COLLATERAL.search("\n".join(e.log_tail))]
+    first = min(gone, key=lambda e: (e.at, e.rank), default=None)
+    if first is None:
         return None
-    first = min(gone, key=lambda e: (e.at, e.rank))
-    return _failed(
-        first,
-        FailureClass.USER,
-        EndedAlone(rank=first.rank, waiting=waiting, step=first.last_step, said=said),
-    )
+    cause = EndedAlone(rank=first.rank, waiting=waiting, step=first.last_step, said=said)
+    return _failed(first, FailureClass.USER, cause)
 
 
 def _failed(first: Exit, failure_class: FailureClass, cause: Fact) -> Failure:

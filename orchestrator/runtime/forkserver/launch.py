@@ -309,9 +309,8 @@ def why_not_executed(program: str, path: str | None, error: OSError) -> str:
     The kernel has one error for several reasons: "No such file or directory" is also that of a script whose interpreter is missing.
     """
     if path is None:
-        hint = (
-            "a relative path begins at the job's working directory" if os.sep in program else "is it in the job's PATH?"
-        )
+        named = os.sep in program
+        hint = "a relative path begins at the job's working directory" if named else "is it in the job's PATH?"
         return f"{error.strerror}; {hint}"
     if os.path.isdir(path):
         return "it is a directory"
@@ -328,20 +327,15 @@ def why_not_executed(program: str, path: str | None, error: OSError) -> str:
         return str(error.strerror)
     if head.startswith(b"#!"):
         return _why_not_interpreted(path, head)
+    if head.startswith(_ELF) and error.errno == errno.ENOENT:
+        return "its dynamic loader is missing on this machine (`readelf -l` names it)"
     if head.startswith(_ELF):
-        lacks = "its dynamic loader is missing on this machine (`readelf -l` names it)"
-        return (
-            lacks
-            if error.errno == errno.ENOENT
-            else "it is a program for another kind of processor (`file` says which)"
-        )
+        return "it is a program for another kind of processor (`file` says which)"
     if head.startswith(_BYTE_ORDER_MARK):
-        return (
-            f"a byte order mark precedes its first line: sed -i '1s/^\\xEF\\xBB\\xBF//' {shlex.quote(path)} removes it"
-        )
-    return f"{error.strerror}; " + (
-        "its first line names no interpreter, as #!/bin/bash does" if head else "the file is empty"
-    )
+        fix = f"sed -i '1s/^\\xEF\\xBB\\xBF//' {shlex.quote(path)} removes it"
+        return f"a byte order mark precedes its first line: {fix}"
+    lacks = "its first line names no interpreter, as #!/bin/bash does" if head else "the file is empty"
+    return f"{error.strerror}; {lacks}"
 
 
 def _interpreter(head: bytes) -> str:
