@@ -20,7 +20,7 @@ from orchestrator.spec.model import HealthSpec
 from orchestrator.telemetry.logging import get_logger
 from orchestrator.train.script.progress_reading import ProgressSnapshot
 from tests.support.records import replace
-from tests.unit.core.builders import after, changed, make_spec, pending, started, stop, up
+from tests.unit.core.builders import after, changed, exited, make_spec, pending, started, stop, up
 
 COLLECTIVE = (Frame("all_reduce", "/site-packages/torch/distributed/distributed_c10d.py", 1),)
 LOCKED = (Frame("pull", "/work/data.py", 7),)
@@ -404,3 +404,20 @@ def test_a_look_without_stacks_forgets_nothing_that_one_with_them_has_seen() -> 
     world.pass_by(30.0, each)
     assert not all(world.looked)
     assert signs == {(Sign.OUTSIDE, 1, "timer")}
+
+
+def test_a_rank_that_ended_with_0_is_named_by_those_that_wait_for_it_in_a_collective() -> None:
+    for on_hang, told in (("restart", ["attempt_failed"]), ("notify", [])):
+        world = World(on_hang=on_hang)
+        world.report(*[0.1] * 8)
+        world.job = after(world.job, exited(world.job, 1, exit_code=0))
+        world.ranks = {0: {"frames": COLLECTIVE}}
+        world.pass_by(30.0)
+        assert world.codes == told
+        seen = world.watch.stall(world.job.id)
+        for event in world.events:
+            assert isinstance(event, ev.AttemptFailed)
+            assert (event.failure.code, event.failure.rank) == ("ended_alone", 1), event.failure.sentence()
+        if not told:
+            assert seen is not None
+            assert "rank 1 had ended with exit code 0" in seen.seen.sentence()
