@@ -4,6 +4,9 @@ One file per attempt and rank, ``attempt-0001/rank-00000.log``; a line is ``TIME
 epoch with microseconds, STREAM ``o`` or ``e`` (capitals: the line continues in the next one). Files are capped: a full
 one becomes ``.log.1``, older ones are renumbered, the oldest is removed. Secrets are masked before they reach the disk.
 
+A progress bar draws one line again and again. While it does, the line's newest version is written every ``DRAWN_SECONDS``,
+if it has changed, and its last version when the line ends. An unfinished line that stays unfinished is written in parts.
+
 The job's own processes can write to the files, so a reader opens only regular files, a line has a maximum length, and
 memory holds one piece of each rank's log.
 """
@@ -15,7 +18,7 @@ import heapq
 import os
 import re
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -33,7 +36,17 @@ if TYPE_CHECKING:
 TAIL_LINES: Final = 40
 TAIL_CHARACTERS: Final = 2000  # per line: these lines become part of the job's record
 LONGEST_LINE_BYTES: Final = 64 * 1024
+DRAWN_SECONDS: Final = 5.0
+"""Time between two versions of a drawn line in the log, and after which an unfinished line is written."""
+QUIET_SECONDS: Final = 1.0
+"""Without output for this long, the version that is being drawn is whole: a read can end in its middle."""
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_REDRAW: Final = re.compile(rb"\r|\x08{2,}|\x1b\[[01]?G")
+"""What a program writes to draw its line again: return, backspaces, or the terminal's command for the first column."""
+_UP: Final = re.compile(rb"\x1b\[([0-9]{0,3})[AF]")
+"""What it writes to draw the lines above again, as for several bars at once."""
+_CONTROL: Final = re.compile(rb"\x1b\[[0-9;?]{0,20}[A-Za-ln-z]|\x08")
+_COLOUR: Final = re.compile(rb"\x1b\[[0-9;]{0,20}m")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +73,25 @@ def log_path(directory: Path, attempt: int, rank: int) -> Path:
     return directory / f"attempt-{attempt:04d}" / f"rank-{rank:05d}.log"
 
 
+@dataclass(slots=True, kw_only=True)
+class _Unfinished:
+    """The end of a stream: a line without its line break, and lines that are drawn together.
+
+    ``shown`` and ``told`` are the versions of a drawn line that the log and the listener have. ``above``: so many lines above
+    are drawn again by dropped versions; ``left``: so many of the next lines are part of ``block``.
+    """
+
+    line: bytes = b""
+    began: float = 0.0
+    newest: float = 0.0
+    is_partly_written: bool = False
+    shown: bytes = b""
+    told: bytes = b""
+    above: int = 0
+    left: int = 0
+    block: list[bytes] = field(default_factory=list)
+
+
 class LogWriter:
     """Splits output into lines, masks secrets, adds time stamps, rotates. Not thread-safe: one event loop owns it."""
 
@@ -74,7 +106,8 @@ class LogWriter:
         self._path = path
         self._limits = limits or LogLimits()
         self._masker = masker or Masker(())
-        self._partial: dict[str, bytes] = {"o": b"", "e": b""}
+        self._streams = {"o": _Unfinished(), "e": _Unfinished()}
+        self._drawn_in_tail = ""
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._lost: str | None = None
         self._listener = listener
@@ -98,19 +131,32 @@ class LogWriter:
         """Return why output could not be written (a full disk), or None."""
         return self._lost
 
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether something was printed that ``write_unfinished`` has not written yet."""
+        return any(state.block or (state.line and not self._is_in_log(state)) for state in self._streams.values())
+
     def feed(self, stream: str, data: bytes, at: float) -> None:
         """Process bytes from a pipe; ``stream`` is ``o`` or ``e``, ``at`` their arrival (seconds since the epoch)."""
-        whole = self._partial[stream] + data
-        *lines, rest = whole.split(b"\n")
-        out = [self._line(stream, line, at) for line in lines]
+        state = self._streams[stream]
+        if not state.line:
+            state.began = at
+        state.newest = at
+        *lines, rest = (state.line + data).split(b"\n")
+        out = [self._ended(stream, state, line, at) for line in lines]
+        if lines:
+            state.began = at
+        if _is_drawn(rest):
+            rest = self._newest_versions(state, rest)
         if len(rest) > LONGEST_LINE_BYTES:
-            masked = self._masker.data(rest)
-            kept = self._masker.beginning(masked)  # the rest of the secret may follow
-            out.append(self._line(stream.upper(), masked[: len(masked) - kept], at))
-            rest = masked[len(masked) - kept :]
-        self._partial[stream] = rest
-        if out:
-            self._write(b"".join(out))
+            out.append(self._part(stream, state, rest, at))
+        else:
+            state.line = rest
+        self._write(b"".join(out))
+
+    def write_unfinished(self, at: float) -> None:
+        """Write what is on the rank's last lines, and not yet in the log; call it every ``DRAWN_SECONDS``."""
+        self._write(b"".join(self._unfinished(stream, state, at) for stream, state in self._streams.items()))
 
     def note(self, lines: Iterable[str], at: float) -> None:
         """Write lines from orch: they are in the file, but are neither the rank's output nor part of its tail."""
@@ -120,10 +166,10 @@ class LogWriter:
 
     def end_lines(self, at: float) -> None:
         """Write unfinished last lines: the rank writes no more."""
-        for stream, rest in self._partial.items():
-            if rest:
-                self._write(self._line(stream, rest, at))
-        self._partial = {"o": b"", "e": b""}
+        for stream, state in self._streams.items():
+            out = self._ended(stream, state, state.line, at) if state.line else b""
+            self._write(out + self._block(stream, state, at))
+            self._streams[stream] = _Unfinished()
 
     def close(self, at: float) -> None:
         """Write unfinished last lines, and close."""
@@ -140,21 +186,90 @@ class LogWriter:
     def _lose(self, error: OSError) -> None:
         self._lost = f"output is being lost: {error.strerror} ({self._path})"
 
-    def _line(self, stream: str, line: bytes, at: float) -> bytes:
+    def _ended(self, stream: str, state: _Unfinished, line: bytes, at: float) -> bytes:
+        """Return what is written for a line that has ended. One of several that are drawn again waits for its turn."""
         line = self._masker.data(line).removesuffix(b"\r")
-        if b"\r" in line:  # a progress bar redraws its line; the last version counts
-            line = line.rsplit(b"\r", 1)[1]
+        above = state.above + _lines_up(line)
+        is_drawn = bool(above or state.shown) or _is_drawn(line)
+        text = _last_version(line) if is_drawn else line
+        is_written = (text == state.shown != b"") or (state.is_partly_written and not text)
+        self._tell(state, text)
+        state.line, state.shown, state.told, state.above, state.is_partly_written = b"", b"", b"", 0, False
+        if above:
+            state.block, state.left = [], above
+        if state.left:
+            state.left -= 1
+            state.block += [text] if text else []
+            return b""
+        out = self._block(stream, state, at)
+        return out if is_written else out + self._line(stream, text, at, is_drawn=is_drawn)
+
+    def _newest_versions(self, state: _Unfinished, rest: bytes) -> bytes:
+        """Return the newest whole version of a drawn line, and the one that is being drawn; older ones are dropped."""
+        *versions, current = _REDRAW.split(rest)
+        number = next((n for n in reversed(range(len(versions))) if _last_version(versions[n])), len(versions) - 1)
+        state.above += sum(_lines_up(version) for version in versions[:number])
+        self._tell(state, _last_version(self._masker.data(versions[number])))
+        return versions[number] + b"\r" + current
+
+    def _unfinished(self, stream: str, state: _Unfinished, at: float) -> bytes:
+        out = self._block(stream, state, at)
+        if not _is_drawn(state.line):
+            is_due = state.line and at - state.began >= DRAWN_SECONDS
+            return out + self._part(stream, state, state.line, at) if is_due else out
+        line = self._masker.data(state.line)
+        line = line[: len(line) - self._masker.beginning(line)]
+        if at - state.newest < QUIET_SECONDS:
+            line = _REDRAW.split(line)[0]
+        text = _last_version(line)
+        if not text or text == state.shown:
+            return out
+        state.shown = text
+        self._tell(state, text)
+        return out + self._line(stream, text, at, is_drawn=True, is_last=False)
+
+    def _is_in_log(self, state: _Unfinished) -> bool:
+        return _is_drawn(state.line) and _last_version(self._masker.data(state.line)) in (b"", state.shown)
+
+    def _block(self, stream: str, state: _Unfinished, at: float) -> bytes:
+        """Return the newest version of several lines that are drawn together."""
+        lines, state.block = state.block, []
+        return b"".join(self._line(stream, line, at, is_drawn=True, is_last=False) for line in lines)
+
+    def _part(self, stream: str, state: _Unfinished, line: bytes, at: float) -> bytes:
+        """Return what is written of a line that continues; the rest stays, if a secret may begin there."""
+        masked = self._masker.data(line)
+        kept = self._masker.beginning(masked)
+        state.line, state.began = masked[len(masked) - kept :], at
+        if len(masked) == kept:
+            return b""
+        state.is_partly_written = True
+        text = masked[: len(masked) - kept]
+        text = _last_version(text) if _is_drawn(text) else text
+        self._tell(state, text)
+        return self._line(stream.upper(), text, at)
+
+    def _tell(self, state: _Unfinished, line: bytes) -> None:
+        if self._listener is not None and line != state.told:
+            state.told = line
+            self._listener(line.decode(errors="replace"))
+
+    def _line(self, stream: str, line: bytes, at: float, *, is_drawn: bool = False, is_last: bool = True) -> bytes:
+        """Return the masked ``line`` with its stamp, and add it to the tail, where a drawn line has one place."""
         self.lines += 1
         text = line.decode(errors="replace")
+        if is_drawn and self._drawn_in_tail == stream:
+            self._tail.pop()
         self._tail.append(_clipped(text))
-        if self._listener is not None:
-            self._listener(text)
+        self._drawn_in_tail = "" if is_last else stream
         return self._stamped(stream, line, at)
 
     def _stamped(self, stream: str, line: bytes, at: float) -> bytes:
         return b"%.6f %s %s\n" % (at, stream.encode(), line)
 
     def _write(self, data: bytes) -> None:
+        if not data:
+            return
         try:
             file = self._open() if self._file is None else self._file
             if self._size and self._size + len(data) > self._limits.max_bytes:
@@ -176,6 +291,24 @@ class LogWriter:
         os.ftruncate(self._file, 0)  # reuse the file where no full file is kept
         self._size = 0
         return self._file
+
+
+def _is_drawn(line: bytes) -> bool:
+    """Whether a part of the line was drawn over another. A carriage return at the end of a whole line does not count."""
+    return (b"\r" in line or b"\x08" in line or b"\x1b" in line) and _REDRAW.search(line) is not None
+
+
+def _last_version(line: bytes) -> bytes:
+    """Return the newest version of a drawn line that shows anything, without commands to the terminal but for colours."""
+    for version in reversed(_REDRAW.split(line)):
+        text = _CONTROL.sub(b"", version)
+        if _COLOUR.sub(b"", text).strip():
+            return text.rstrip(b" ")
+    return b""
+
+
+def _lines_up(line: bytes) -> int:
+    return sum(int(count or b"1") for count in _UP.findall(line)) if b"\x1b" in line else 0
 
 
 def renumber(path: Path, keep_files: int) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from orchestrator.core.facts.notes import PoliciesLeftOut
-from orchestrator.runtime.ranks.logs import LogWriter
+from orchestrator.runtime.ranks.logs import DRAWN_SECONDS, LogWriter
 from orchestrator.train.script.progress import RECENT_STEPS, STEP_SECONDS_WEIGHT
 from orchestrator.train.script.progress_reading import ProgressSnapshot
 
@@ -367,6 +367,7 @@ class RankOutput:
         self._progress = LogProgress(progress_pattern, previous_step, lambda line: self.note([line]))
         self._log: LogWriter | None = LogWriter(path, masker=masker, limits=limits, listener=self._progress.feed)
         self._pipes: dict[int, str] = {}
+        self._timer: asyncio.TimerHandle | None = None
         self._shown: Callable[[bytes], None] | None = None
 
     @property
@@ -425,6 +426,8 @@ class RankOutput:
         """Close the pipes, then the log, once its lines have been searched."""
         for pipe in list(self._pipes):
             self._forget(pipe)
+        if self._timer is not None:
+            self._timer.cancel()
         await self._progress.close()
         if self._log is not None:
             self._log.close(time.time())
@@ -444,9 +447,20 @@ class RankOutput:
             return None
         if data and self._log is not None:
             self._log.feed(self._pipes[pipe], data, time.time())
+            self._wait_for_unfinished()
         if data and self._shown is not None:
             self._shown(data)
         return True if data else None
+
+    def _wait_for_unfinished(self) -> None:
+        if self._timer is None and self._log is not None and self._log.is_unfinished:
+            self._timer = asyncio.get_running_loop().call_later(DRAWN_SECONDS, self._write_unfinished)
+
+    def _write_unfinished(self) -> None:
+        self._timer = None
+        if self._log is not None:
+            self._log.write_unfinished(time.time())
+            self._wait_for_unfinished()
 
     def _forget(self, pipe: int) -> None:
         asyncio.get_running_loop().remove_reader(pipe)

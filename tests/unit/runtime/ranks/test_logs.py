@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def test_a_gigabyte_without_a_line_break_is_cut_into_lines(tmp_path: Path) -> No
     piece = b"x" * (256 * 1024)
     for number in range(4096):
         writer.feed("o", piece, float(number))
-        assert len(writer._partial["o"]) <= LONGEST_READ_BYTES
+        assert len(writer._streams["o"].line) <= LONGEST_READ_BYTES
     writer.close(5000.0)
     assert sum(file.stat().st_size for file in tmp_path.rglob("rank-*")) < 3 * 1024 * 1024
 
@@ -103,6 +104,93 @@ def test_a_secret_of_several_lines_is_masked_line_by_line_however_it_arrives(tmp
     assert not any(line in text for line in KEY.splitlines())
     assert [e.text for e in every(LogReader(tmp_path))] == ["the key:", *["***"] * 4, "and once more *** in a line"]
     assert "MIIEvQIBADAN" not in "".join(writer.tail)
+
+
+TQDM = [f"\r{n:3}%|{'#' * (n // 10):10}| {n}/100 [00:0{n // 20}<00:04, 20.00it/s]" for n in range(0, 101, 5)]
+NESTED = [f"\n\rinner {n}/100\x1b[A" for n in range(100)]
+RICH = [f"\r\x1b[2K\x1b[1A\x1b[2Ktrain {n}/100\nvalid {n}/100" for n in range(1, 101)]
+
+
+@pytest.mark.parametrize(
+    ("drawings", "every_second", "end"),
+    [
+        (TQDM, "20/100 40/100 60/100 80/100 100/100", "\n"),
+        (
+            [f"\r\x1b[2K\x1b[32mstep\x1b[0m {n}/100   " for n in range(0, 101, 5)],
+            "20/100 40/100 60/100 80/100 100/100",
+            "",
+        ),
+        ([f"step {n}/100\r" for n in range(0, 101, 5)], "20/100 40/100 60/100 80/100 100/100", "\n"),
+        ([f"{chr(8) * 9}{n}/100" for n in range(0, 101, 5)], "20/100 40/100 60/100 80/100 100/100", "\n"),
+        ([f"\x1b[0Gstep {n}/100" for n in range(0, 101, 5)], "20/100 40/100 60/100 80/100 100/100", "\n"),
+    ],
+)
+def test_a_bar_s_newest_version_is_in_the_log_every_few_seconds_and_its_last_one(
+    tmp_path: Path, drawings: list[str], every_second: str, end: str
+) -> None:
+    """Twenty-one versions, one a second and a quarter; those that end with a return are whole at once."""
+    heard: list[str] = []
+    writer = LogWriter(log_path(tmp_path, 1, 0), listener=heard.append)
+    writer.feed("e", b"begins\n", 0.0)
+    for number, drawing in enumerate(drawings, 1):
+        writer.feed("e", drawing.encode(), 1.25 * number)
+        if number % 4 == 1 and number > 1:
+            assert writer.is_unfinished
+            writer.write_unfinished(1.25 * number + logs.QUIET_SECONDS)
+            assert not writer.is_unfinished
+            assert len(writer._streams["e"].line) < 200
+    writer.feed("e", end.encode(), 30.0)
+    writer.close(31.0)
+    lines = texts(every(LogReader(tmp_path)))
+    assert [re.findall(r"\d+/100", line) for line in lines[1:]] == [[step] for step in every_second.split()]
+    assert not any("\r" in line or "\x08" in line or "\x1b[2K" in line for line in lines)
+    assert len(heard) >= len(drawings), "every version is searched for a step"
+    assert len(writer.tail) == 2, "versions of one line have one place among the last lines"
+    assert writer.tail[1] == lines[-1]
+
+
+@pytest.mark.parametrize("drawings", [NESTED, RICH])
+def test_bars_that_are_drawn_together_do_not_flood_the_log(tmp_path: Path, drawings: list[str]) -> None:
+    writer = LogWriter(log_path(tmp_path, 1, 0))
+    writer.feed("e", b"begins\n", 0.0)
+    for number, drawing in enumerate(drawings):
+        writer.feed("e", drawing.encode(), number / 20)
+    writer.write_unfinished(10.0)
+    writer.feed("e", b"\nends\n", 10.0)
+    writer.close(11.0)
+    lines = texts(every(LogReader(tmp_path)))
+    assert (lines[0], lines[-1]) == ("begins", "ends")
+    assert len([line for line in lines if line]) <= 5
+    assert any("99/100" in line or "100/100" in line for line in lines)
+
+
+def test_a_version_that_is_being_drawn_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
+    heard: list[str] = []
+    writer = LogWriter(log_path(tmp_path, 1, 0), masker=Masker(["hunter2"]), listener=heard.append)
+    writer.feed("o", b"\rstep 9/100 hunter2\rstep 12", 1.0)
+    writer.write_unfinished(1.5)
+    assert heard == ["step 9/100 ***"]
+    writer.feed("o", b"3/200 hun", 1.6)
+    writer.write_unfinished(5.0)
+    assert heard == ["step 9/100 ***", "step 123/200"]
+    writer.feed("o", b"ter2\r\n\r\n", 9.0)
+    writer.close(10.0)
+    assert texts(every(LogReader(tmp_path))) == ["step 9/100 ***", "step 123/200", "step 123/200 ***", ""]
+
+
+def test_a_line_that_stays_unfinished_is_written_in_parts(tmp_path: Path) -> None:
+    writer = LogWriter(log_path(tmp_path, 1, 0), masker=Masker(["hunter2"]))
+    for second in range(12):
+        writer.feed("o", b".", float(second))
+        if second % 5 == 0:
+            writer.write_unfinished(float(second))
+    writer.feed("o", b"\nnext\nGo on? hun", 12.0)
+    writer.write_unfinished(16.0)
+    assert texts(every(LogReader(tmp_path))) == ["......", "......", "next"], "no line is cut that has just begun"
+    writer.write_unfinished(17.0)
+    writer.feed("o", b"ter2", 18.0)
+    writer.close(19.0)
+    assert texts(every(LogReader(tmp_path)))[3:] == ["Go on? ", "***"]
 
 
 @pytest.mark.parametrize("before", range(LONGEST_LINE_BYTES - 9, LONGEST_LINE_BYTES + 3))
@@ -204,7 +292,9 @@ def test_the_last_lines_are_those_that_a_whole_reading_ends_with(tmp_path: Path,
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 @given(
     lines=st.lists(
-        st.tuples(st.integers(0, 30), st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), max_size=30)),
+        st.tuples(
+            st.integers(0, 30), st.text(st.characters(codec="utf-8", exclude_characters="\n\r\b\x1b"), max_size=30)
+        ),
         max_size=30,
     ),
     count=st.integers(0, 12),
