@@ -12,7 +12,8 @@ registry (OverwrittenFiles), and restored where a killed writer has left a torn 
 ``older`` in the registry, until the newer one has a copy; and every attempt begins with a copy. Otherwise the script's
 files are never renamed or marked: the facts about them are in the job's registry.
 
-Links are neither followed nor counted, and only ``retain`` deletes files.
+A link that the glob matches stands for what it leads to, inside the glob's own directory: that is registered under its own
+name, and never deleted. Other links are neither followed nor counted. Only ``retain`` deletes files.
 """
 
 from __future__ import annotations
@@ -53,8 +54,38 @@ if TYPE_CHECKING:
 LARGE_BYTES = 1 << 30
 """A file of this size that has an older copy is copied while the next attempt runs, which would wait some seconds for it."""
 
-StepAt = Callable[[float], "int | None"]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedStep:
+    """The step at a time, between the newest report before it and the first one after it. A guess was read from what is printed."""
+
+    step: int
+    least: int
+    most: int
+    guessed: bool = False
+
+
+StepAt = Callable[[float], ReportedStep | None]
 """The step that the script had reported at a time (seconds since the epoch); None where it reports none."""
+
+_NAMED_STEP = re.compile(
+    r"(?:(?:step|iter|iteration|update)s?|(?:checkpoint|ckpt)(?:[-_=.]?[0-9]+(?=[-_][0-9]))?)[-_=.]{0,2}([0-9]+)(?![0-9]|\.[0-9])",
+    re.IGNORECASE,
+)
+_ONLY_NUMBER = re.compile(r"(?:[^0-9]*[-_=.])?([0-9]+)(?:[-_.][^0-9]*)?")
+
+
+def step_in(name: str) -> int | None:
+    """Return the step in a checkpoint's name; None where it has none.
+
+    It is the number after `step`, `iter`, `iteration` or `update`, else after `checkpoint` or `ckpt` (of fairseq's
+    `checkpoint_2_1500.pt`, epoch and step, the second one), else the name's only number, unless the name speaks of an epoch.
+    """
+    found = sorted(_NAMED_STEP.finditer(name), key=lambda match: match[0][:1].lower() == "c")
+    if found:
+        return int(found[0][1])
+    only = None if "epoch" in name.lower() else _ONLY_NUMBER.fullmatch(name)
+    return int(only[1]) if only else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +97,14 @@ class _Scan:
     step_at: StepAt | None
 
     def step_of(self, path: str, facts: Facts, *, has_fixed_name: bool) -> int:
-        """Return the last number in the name, as in ``ckpt-120``; for a fixed name, the step reported at the time of saving."""
-        numbers = re.findall(r"\d+", Path(path).name)
-        if numbers and not has_fixed_name:
-            return int(numbers[-1])
+        """Return the step reported at the time of saving, or the one in the name: if they agree, or nothing is reported."""
+        named = None if has_fixed_name else step_in(Path(path).name)
         reported = None if self.step_at is None else self.step_at(changed_at(path, facts))
-        return reported or 0
+        if reported is None or (
+            named is not None and (reported.guessed or reported.least <= named <= reported.most + 1)
+        ):
+            return named or 0
+        return reported.step
 
 
 class ExternalCheckpoints:
@@ -90,6 +123,11 @@ class ExternalCheckpoints:
         """Notes that a copy was restored or used, or that no file is used."""
         self.is_waiting = False
         """Whether a file that needs a copy is being written."""
+
+    @property
+    def refused_link(self) -> str:
+        """The link that the glob matches and that leads out of its directory, if nothing else matches."""
+        return self._glob.refused
 
     @property
     def copy_failure(self) -> str:
@@ -210,8 +248,9 @@ class ExternalCheckpoints:
             return doomed
 
     def _finish_removals(self, registry: dict[str, Any]) -> None:
+        own = self._glob.matches(links=False) if registry["removing"] else ()
         for path in list(registry["removing"]):
-            if path in self._glob.matches() or not os.path.lexists(path):
+            if path in own or not os.path.lexists(path):
                 with contextlib.suppress(OSError):
                     script_files.delete(path)
             if not os.path.lexists(path):
@@ -240,19 +279,23 @@ class ExternalCheckpoints:
         """Whether the next save overwrites the same file: its name has no number, or an overwrite was seen."""
         if facts.keys() != {""}:
             return False
-        return self.has_fixed_name or path in registry["rewritten"] or not re.search(r"\d", Path(path).name)
+        return (
+            (self.has_fixed_name and not self._glob.is_linked(path))
+            or path in registry["rewritten"]
+            or not re.search(r"\d", Path(path).name)
+        )
 
     # -- registering
 
     def _register(self, path: str, facts: Facts, registry: dict[str, Any], look: _Scan) -> dict[str, Any] | None:
         """Return the checkpoint's registry entry; None when it is incomplete, or changed while it was read."""
-        overwritten = self._is_overwritten(path, facts, registry)
+        overwritten, linked = self._is_overwritten(path, facts, registry), self._glob.is_linked(path)
         try:
             if not self._completeness.is_complete(
                 path,
                 facts,
                 writer=look.writer,
-                is_copied=overwritten,
+                is_copied=overwritten or linked,  # a script makes the link when it has written the file
                 previous=lambda: self._files_of_newest(registry),
             ):
                 return None
@@ -272,7 +315,7 @@ class ExternalCheckpoints:
             "files": files,
             "created_at": changed_at(path, facts),
             "attempt": look.attempt,
-            "step": look.step_of(path, facts, has_fixed_name=overwritten or self.has_fixed_name),
+            "step": look.step_of(path, facts, has_fixed_name=overwritten or (self.has_fixed_name and not linked)),
             "why": "",
             "copy": copy,
             "older": None if copy else older,
@@ -308,22 +351,44 @@ class WatchSettings:
 
 
 class WatchedGlob:
-    """The glob of ``checkpoint.watch``. Finds no links, and nothing outside of its own directory."""
+    """The glob of ``checkpoint.watch``. Finds nothing outside of its own directory, and what links in it lead to.
+
+    ``refused`` is a link that leads to another place, where nothing else matches.
+    """
 
     def __init__(self, settings: WatchSettings) -> None:
+        self.refused = ""
+        self._linked: set[str] = set()
         self._pattern = settings.pattern
         self._directory = settings.directory
 
-    def matches(self) -> list[str]:
-        """Return the present matches; of nested ones only the outermost."""
-        base = os.path.realpath(self._fixed())
-        found: list[str] = []
-        for match in sorted(_glob(self._pattern, self._directory)):
+    def matches(self, *, links: bool = True) -> list[str]:
+        """Return the present matches; of nested ones only the outermost. ``links``: also what links lead to."""
+        fixed = self._fixed()
+        base = os.path.realpath(fixed)
+        paths, targets, refused = set[str](), set[str](), ""
+        for match in _glob(self._pattern, self._directory):
             path = os.path.normpath(os.path.join(self._directory, match))  # keeps links as they are
-            inside = os.path.realpath(path) == os.path.join(base, os.path.relpath(path, self._fixed()))
-            if inside and path != self._fixed() and not any(path.startswith(f"{outer}/") for outer in found):
+            real = os.path.realpath(path)
+            if path != fixed and real == os.path.join(base, os.path.relpath(path, fixed)):
+                paths.add(path)
+            elif not os.path.islink(path) or not os.path.exists(real):
+                continue
+            elif real.startswith(f"{base.rstrip('/')}/"):
+                targets.add(os.path.join(fixed, os.path.relpath(real, base)))
+            else:
+                refused = f"{path} is a link to {real}, which is outside of {fixed}"
+        self._linked = targets - paths
+        self.refused = "" if paths or targets else refused
+        found: list[str] = []
+        for path in sorted(paths | targets if links else paths):
+            if not any(path.startswith(f"{outer}/") for outer in found):
                 found.append(path)
         return found
+
+    def is_linked(self, path: str) -> bool:
+        """Whether the newest search found the path by a link alone."""
+        return path in self._linked
 
     def _fixed(self) -> str:
         """Return the directory that must contain the matches: the job's, or an absolute glob's part without wildcards."""
@@ -660,11 +725,13 @@ OFTEN_SECONDS = 0.25  # for a file that each save overwrites
 FIRST_WAIT_SECONDS = 0.05  # while such a file is being written; then 1.5 times as long each time
 BUSY_SHARE = 0.2  # of the time, at most, is spent copying and hashing
 MAX_SAMPLES = 4096
+LINK = "link"
+"""The kind of failure where the glob matches a link alone, and the link leads to another directory."""
 COPY_FAILED = "copy"
 """The kind of failure where a file that each save overwrites could not be copied."""
 
-ReportedStep = Callable[[], "tuple[float, int] | None"]
-"""The newest step that the script has reported, and its time; None where it reports none."""
+NewestStep = Callable[[], "tuple[float, int, bool] | None"]
+"""The time and the number of the newest step, and whether it is a guess; None where nothing is reported."""
 
 
 class FileWatcher:
@@ -677,12 +744,13 @@ class FileWatcher:
         self,
         settings: WatchSettings,
         *,
-        reported: ReportedStep = lambda: None,
+        reported: NewestStep = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._files = ExternalCheckpoints(settings, clock=clock)
         self._reported = reported
         self._samples: deque[tuple[float, int]] = deque(maxlen=MAX_SAMPLES)
+        self._guessed = False
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -721,6 +789,11 @@ class FileWatcher:
                 if fresh:
                     self._publish(fresh[-1], len(fresh))
                     self._files.retain()
+                elif self._files.refused_link and self.status.failure_kind != LINK:
+                    self._fail(
+                        f"{self._files.refused_link}: checkpoint.watch does not follow it; watch a place in the job's directory",
+                        LINK,
+                    )
                 elif self._files.copy_failure and self._files.copy_failure != self.status.failure:
                     self._fail(self._files.copy_failure, COPY_FAILED)
             except (
@@ -747,20 +820,25 @@ class FileWatcher:
 
     def _sample(self) -> None:
         newest = self._reported()
-        if newest is not None and (not self._samples or newest > self._samples[-1]):
-            self._samples.append(newest)
+        if newest is None:
+            return
+        at, step, guessed = newest
+        if guessed != self._guessed:  # the script has begun to report
+            self._samples.clear()
+            self._guessed = guessed
+        if not self._samples or (at, step) > self._samples[-1]:
+            self._samples.append((at, step))
 
-    def _step_at(self, at: float) -> int | None:
+    def _step_at(self, at: float) -> ReportedStep | None:
         """Return the step at time ``at``, interpolated between two reports."""
         index = bisect_right(self._samples, (at, sys.maxsize))
-        if index == 0:
-            return self._samples[0][1] if self._samples else None  # no report is earlier
-        before = self._samples[index - 1]
-        if index == len(self._samples):
-            return before[1]
-        after = self._samples[index]
-        share = (at - before[0]) / (after[0] - before[0])
-        return before[1] + int(share * (after[1] - before[1]))
+        around = [*self._samples][max(0, index - 1) : index + 1]
+        if not around:
+            return None
+        (before, step), (after, most) = around[0], around[-1]
+        if before < at < after:
+            step += int((at - before) / (after - before) * (most - step))
+        return ReportedStep(step=step, least=around[0][1], most=most, guessed=self._guessed)
 
     def _fail(self, message: str, kind: str) -> None:
         self.status = structs.replace(

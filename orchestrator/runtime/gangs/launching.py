@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import clock
-from orchestrator.checkpoint.external.external_checkpoints import ExternalCheckpoints, WatchSettings
+from orchestrator.checkpoint.external.external_checkpoints import ExternalCheckpoints, ReportedStep, WatchSettings
 from orchestrator.checkpoint.repository.persister import StoreSettings
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
 from orchestrator.core import events as ev
@@ -472,7 +472,8 @@ def _from_watched(job: Job, files: ExternalCheckpoints, reached: int) -> Resumpt
     if attempt == 1:
         files.adopt_none()
         return Resumption(path=job.submission.resume_from)
-    files.scan(attempt=attempt - 1, writer_ended=True, step_at=lambda _: reached or None)
+    reported = ReportedStep(step=reached, least=0, most=reached) if reached else None
+    files.scan(attempt=attempt - 1, writer_ended=True, step_at=lambda _: reported)
     good = files.newest_good(attempt=attempt)
     return Resumption(
         path=good or job.submission.resume_from,

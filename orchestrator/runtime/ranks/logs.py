@@ -209,7 +209,10 @@ class LogWriter:
         *versions, current = _REDRAW.split(rest)
         number = next((n for n in reversed(range(len(versions))) if _last_version(versions[n])), len(versions) - 1)
         state.above += sum(_lines_up(version) for version in versions[:number])
-        self._tell(state, _last_version(self._masker.data(versions[number])))
+        version = _last_version(self._masker.data(versions[number]))
+        if version and version != state.told:
+            self.lines += 1  # a sign of life
+            self._tell(state, version)
         return versions[number] + b"\r" + current
 
     def _unfinished(self, stream: str, state: _Unfinished, at: float) -> bytes:

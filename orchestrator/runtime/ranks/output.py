@@ -32,28 +32,68 @@ if TYPE_CHECKING:
     from orchestrator.runtime.forkserver.masking import Masker
     from orchestrator.runtime.ranks.logs import LogLimits
 
-KNOWN_LINE_CHARACTERS: Final = 500
+KNOWN_LINE_CHARACTERS: Final = 1000
 _NUMBER: Final = r"([0-9][0-9,_]{0,17})"
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]{0,20}m")
 
-_BAR: Final = re.compile(
-    rf"^\s{{0,8}}([^|%]{{0,60}}?)[ ]{{0,3}}[0-9]{{1,3}}%\|[^|]{{0,200}}\|[ ]{{0,3}}{_NUMBER}/{_NUMBER} \["
+_TQDM: Final = re.compile(
+    rf"^\s{{0,8}}([^|%]{{0,160}}?)[ ]{{0,3}}[0-9]{{1,3}}%\|[^|]{{0,200}}\|[ ]{{0,3}}{_NUMBER}/{_NUMBER} \["
 )
-"""A bar of tqdm, also within Hugging Face's Trainer and Lightning: description, percent, bar, n/total, times."""
+"""A bar of tqdm, as of Hugging Face's Trainer, Lightning and YOLO: description, percent, bar, n/total, times."""
 
-_RICH: Final = re.compile(rf"^Epoch {_NUMBER}/{_NUMBER} [━╸╺ ]{{1,200}} {_NUMBER}/{_NUMBER} ")
-"""Lightning's other bar."""
+_ENDLESS: Final = re.compile(rf"^\s{{0,8}}([^|%0-9]{{0,60}}){_NUMBER}it \[[0-9:?]{{1,9}}[,\]]")
+"""A bar of tqdm without a total."""
 
-_EPOCH: Final = re.compile(rf"^(?:Epoch|epoch|Training epoch)[ :]{{1,2}}{_NUMBER}(?:/{_NUMBER})?:?$")
+_RICH: Final = re.compile(rf"^([^━╸╺─|]{{0,160}})[━╸╺─ ]{{2,200}} (?:[0-9]{{1,3}}% )?{_NUMBER}/{_NUMBER}(?: |$)")
+"""A bar of Rich, also Lightning's other one; and newer ones of YOLO, with the percents before the bar."""
+
+_KERAS: Final = re.compile(
+    rf"^[ ]{{0,10}}{_NUMBER}/{_NUMBER} (?:\[[=>.]{{2,60}}\]|[━╸╺─ ]{{2,60}}) .{{0,40}}(?:ETA|s/step|s/epoch)"
+)
+
+_EPOCH: Final = re.compile(
+    rf"^(?:train(?:ing)? )?epoch[ :=#]{{0,3}}\[?{_NUMBER}(?: ?/ ?{_NUMBER})?(?![0-9])(?!.*(?:val|eval|test))",
+    re.IGNORECASE,
+)
+_YOLO_EPOCH: Final = re.compile(rf"^{_NUMBER}/{_NUMBER} +[0-9.]{{1,8}}[GM]?B? ")
+_EPOCH_LINE: Final = re.compile(rf"Epoch {_NUMBER}/{_NUMBER}:?")
+"""Keras prints the epoch on a line of its own, and after it a bar for the epoch."""
+
+_IN_EPOCH: Final = (
+    # MMEngine `Epoch(train)  [1][ 50/196]`, torchvision `Epoch: [0][ 50/196]`, timm `Train: 0 [ 50/196 (26%)]`
+    re.compile(
+        rf"(?<!Train )\b(?:Epoch(?:\(train\))?|Train):?[ ]{{1,3}}\[?{_NUMBER}(?:/{_NUMBER})?\]?[ ]?\[[ ]{{0,8}}{_NUMBER}/[ ]{{0,8}}{_NUMBER}"
+    ),
+    # `Epoch [1/5], Step [100/600], Loss: 0.3`
+    re.compile(
+        rf"\bepoch[ :=#]{{0,3}}\[?{_NUMBER}(?:/{_NUMBER})?\]?[^0-9]{{1,12}}\b(?:step|iter|iteration|batch)[ :=#]{{0,3}}\[?{_NUMBER}/{_NUMBER}",
+        re.IGNORECASE,
+    ),
+)
 
 _COUNTED: Final = re.compile(
-    rf"\b(?:step|iter|iteration|global_step)[ =:#]{{0,3}}{_NUMBER}(?:[ ]?(?:/|of)[ ]?{_NUMBER})?(?![0-9.%])",
+    rf"\b(?:steps?|iter|iteration|global_step)(?:\(train\))?[ =:#]{{0,3}}\[?[ ]{{0,10}}{_NUMBER}(?:[ ]?(?:/|of)[ ]{{0,10}}{_NUMBER})?(?![0-9.%])",
     re.IGNORECASE,
 )
 """`iter 100: loss 2.45, time 30ms` and `step 00010/01000 | loss: 2.4`: a counter, in a line with a loss."""
 
-_LOSS: Final = re.compile(r"\bloss\b", re.IGNORECASE)
-_TRAINING: Final = frozenset(("", "train", "training", "training:", "train:", "steps", "steps:"))
+_UPDATES: Final = re.compile(rf"\bnum_updates\"?[ =:]{{1,3}}\"?{_NUMBER}")
+"""fairseq's counter of steps, beside the one that begins anew in each epoch."""
+
+_TOTAL: Final = re.compile(
+    rf"\b(?:total (?:optimization |training )?steps|max_iters|max_steps|train_iters)[ =:.]{{1,60}}{_NUMBER}\b",
+    re.IGNORECASE,
+)
+"""The number of steps on a line of its own: nanoGPT's and Megatron's arguments, torchtitan's and Hugging Face's first lines."""
+
+_LOSS: Final = re.compile(r"(?:\b|_)loss", re.IGNORECASE)
+_TRAINING: Final = re.compile(
+    r"(?:(?:train|training|fitting|fine-?tuning|pre-?training|optimization|progress|(?:global )?steps?|iterations?|iters?|batch|batches)"
+    r"(?:[ :.]{0,3}|\b.{1,60}loss.{0,60}))?|loss[ :=].{0,60}",
+    re.IGNORECASE,
+)
 """Descriptions of bars that count optimizer steps; `Map:` and `Loading weights:` count something else."""
+_SIGNS: Final = ("%|", "━", "─", "loss", "Loss", "it [", "Epoch ", "steps", "max_", "_iters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,51 +107,72 @@ class KnownStep:
 
 def may_match(line: str) -> bool:
     """Whether a line may report a step: a quick check, false for most lines."""
-    return "%|" in line or "━" in line or "loss" in line or "Loss" in line
+    return any(sign in line for sign in _SIGNS)
 
 
-def known_step(line: str) -> KnownStep | None:
-    """Return the step that a trainer's line reports; None for any other line."""
-    line = line[-KNOWN_LINE_CHARACTERS:] if "\r" not in line else line.rsplit("\r", 1)[-1][:KNOWN_LINE_CHARACTERS]
-    if "%|" in line:
-        return _bar(line)
-    if "━" in line:
-        return _rich(line)
-    if _LOSS.search(line) is None or (found := _COUNTED.search(line)) is None:
-        return None
-    step, total = _whole(found[1]), _whole(found[2])
-    if step is None or (total is not None and step > total):
-        return None
-    return KnownStep(step, total, "counter")
+class KnownLines:
+    """Finds steps in the lines of common trainers. Keeps what other lines tell: Keras's epoch, and the number of steps."""
 
+    def __init__(self) -> None:
+        self._epoch: tuple[int | None, int | None] = (1, 1)  # Keras does not name an only epoch
+        self._from_zero = False
+        self._total: int | None = None
 
-def _bar(line: str) -> KnownStep | None:
-    found = _BAR.match(line)
-    if found is None:
-        return None
-    step, total, label = _whole(found[2]), _whole(found[3]), found[1].strip()
-    if step is None or total is None or step > total:
-        return None
-    epoch = _EPOCH.match(label)
-    if epoch is not None:
-        return _in_epoch(_whole(epoch[1]), _whole(epoch[2]), step, total)
-    return KnownStep(step, total, f"bar of {total}") if label.lower() in _TRAINING else None
+    def step(self, line: str) -> KnownStep | None:
+        """Return the step that a trainer's line reports; None for any other line."""
+        line = _COLOUR.sub("", line.rsplit("\r", 1)[-1][:KNOWN_LINE_CHARACTERS]).rstrip()
+        if (found := _UPDATES.search(line)) is not None:
+            return self._counter(_whole(found[1]), None)
+        if (found := _TQDM.match(line) or _RICH.match(line)) is not None and found[1].strip():
+            self._from_zero = self._from_zero or "•" in line  # Lightning's own columns
+            return self._bar(found[1].strip(), _whole(found[2]), _whole(found[3]))
+        if (keras := _KERAS.match(line)) is not None:
+            return self._in_epoch(*self._epoch, _whole(keras[1]), _whole(keras[2]))
+        if found is not None:
+            return self._bar("", _whole(found[2]), _whole(found[3]))
+        if (found := _EPOCH_LINE.fullmatch(line)) is not None:
+            self._epoch = (_whole(found[1]), _whole(found[2]))
+            return None
+        if (found := _ENDLESS.match(line)) is not None:
+            step = _whole(found[2])
+            return KnownStep(step, None, "bar") if step is not None and _TRAINING.fullmatch(found[1].strip()) else None
+        return self._printed(line)
 
+    def _printed(self, line: str) -> KnownStep | None:
+        if _LOSS.search(line) is None:
+            if (total := _TOTAL.search(line)) is not None:
+                self._total = _whole(total[1])
+            return None
+        for pattern in _IN_EPOCH:
+            if (found := pattern.search(line)) is not None:
+                return self._in_epoch(*map(_whole, found.groups()))
+        counted = _COUNTED.search(line)
+        return None if counted is None else self._counter(_whole(counted[1]), _whole(counted[2]))
 
-def _rich(line: str) -> KnownStep | None:
-    found = _RICH.match(line)
-    if found is None:
-        return None
-    step, total = _whole(found[3]), _whole(found[4])
-    return None if step is None or total is None else _in_epoch(_whole(found[1]), None, step, total)
+    def _counter(self, step: int | None, total: int | None) -> KnownStep | None:
+        if step is None or (total is not None and step > total):
+            return None
+        if total is None and self._total is not None and step <= self._total:
+            total = self._total
+        return KnownStep(step, total, "counter")
 
+    def _bar(self, label: str, step: int | None, total: int | None) -> KnownStep | None:
+        epoch = _EPOCH.match(label) or _YOLO_EPOCH.match(label)
+        if epoch is not None:
+            return self._in_epoch(_whole(epoch[1]), _whole(epoch[2]), step, total)
+        if step is None or total is None or step > total or not _TRAINING.fullmatch(label):
+            return None
+        return KnownStep(step, total, f"bar of {total}")
 
-def _in_epoch(epoch: int | None, epochs: int | None, step: int, total: int) -> KnownStep | None:
-    """Return the step over all epochs, which count from 1 where their number is given (`Epoch 1/3:`), else from 0."""
-    if epoch is None or step > total:
-        return None
-    done = max(0, epoch - (epochs is not None))
-    return KnownStep(done * total + step, None if epochs is None else epochs * total, f"epochs of {total}")
+    def _in_epoch(self, epoch: int | None, epochs: int | None, step: int | None, total: int | None) -> KnownStep | None:
+        """Return the step over all epochs. They count from 0 where their number is not given, or where there was one `0/9`."""
+        if epoch is None or step is None or total is None or step > total:
+            return None
+        self._from_zero = self._from_zero or epoch == 0 or epochs is None
+        done = epoch if self._from_zero else epoch - 1
+        if epochs is not None and self._from_zero:
+            epochs += 1  # Lightning and YOLOv5 name the last epoch
+        return KnownStep(done * total + step, None if epochs is None else epochs * total, f"epochs of {total}")
 
 
 def _whole(text: str | None) -> int | None:
@@ -165,6 +226,7 @@ class LogProgress:
         self._task: asyncio.Task[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._given_up = False
+        self._known = KnownLines()
         self._kind = ""
 
     def feed(self, line: str) -> None:
@@ -224,13 +286,13 @@ class LogProgress:
 
     def _recognise(self, batch: list[str]) -> None:
         """Take the newest known line; skip a bar or counter of another kind than the first: it belongs to an evaluation."""
-        for line in reversed(batch):
-            found = known_step(line)
-            if found is None or found.kind != (self._kind or found.kind):
-                continue
-            self._kind = found.kind
-            self._take(found.step, found.total)
-            return
+        newest: KnownStep | None = None
+        for line in batch:
+            found = self._known.step(line)
+            if found is not None and found.kind == (self._kind or found.kind):
+                self._kind, newest = found.kind, found
+        if newest is not None:
+            self._take(newest.step, newest.total)
 
     async def _ask(self, batch: list[str]) -> tuple[int, int | None] | None:
         process = self._process

@@ -72,8 +72,8 @@ class RankProgress:
             self.highest_step = max(self.highest_step, snapshot.max_step or 0)
         return True
 
-    def newest_step(self) -> tuple[float, int] | None:
-        """Return the rank's newest reported step and its time. Also called by the thread that watches its files."""
+    def newest_step(self) -> tuple[float, int, bool] | None:
+        """Return the time and the number of the rank's newest step, and whether it is a guess. Also called by the thread that watches its files."""
         page, output = self.page, self.output
         if page is None:
             return None
@@ -82,7 +82,7 @@ class RankProgress:
             progress = output.over(progress)
         if progress.max_step is None or progress.last_step_at is None:
             return None
-        return progress.last_step_at, progress.max_step
+        return progress.last_step_at, progress.max_step, progress.guessed
 
 
 _TRACE_POLL_SECONDS: Final = 0.05

@@ -26,10 +26,10 @@ LAST_LOOK_SECONDS: Final = 10.0
 class RankCheckpoints:
     """A rank's checkpoints. ``newest`` is the last one reported, ``number`` counts the news.
 
-    ``reported`` returns the rank's newest reported step and its time.
+    ``reported`` returns the time and the number of the rank's newest step, and whether it is a guess.
     """
 
-    def __init__(self, reported: Callable[[], tuple[float, int] | None]) -> None:
+    def __init__(self, reported: Callable[[], tuple[float, int, bool] | None]) -> None:
         self._reported = reported
         self._persister: SnapshotPersister | None = None
         self._files: FileWatcher | None = None

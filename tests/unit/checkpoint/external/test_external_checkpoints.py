@@ -16,11 +16,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from orchestrator.checkpoint.external import script_files
+from orchestrator.checkpoint.external import external_checkpoints, script_files
 from orchestrator.checkpoint.external.external_checkpoints import (
     SETTLE_SECONDS,
     ExternalCheckpoints,
     FileWatcher,
+    ReportedStep,
     WatchedGlob,
     WatchSettings,
 )
@@ -46,6 +47,10 @@ def watch(job: Path, pattern: str = "out/ckpt-*", keep: int | None = 3) -> Exter
 
 def settings_of(job: Path, pattern: str = "out/ckpt-*", keep: int | None = 3) -> WatchSettings:
     return WatchSettings(pattern=pattern, directory=str(job), registry=str(job.parent / "registry"), keep=keep)
+
+
+def at_step(step: int) -> ReportedStep:
+    return ReportedStep(step=step, least=step, most=step)
 
 
 def seconds() -> Callable[[], float]:
@@ -205,6 +210,97 @@ def test_links_are_neither_followed_nor_deleted(job: Path, tmp_path: Path) -> No
     assert (precious / "data").read_text() == "keep me"
 
 
+def test_a_watched_link_stands_for_the_file_it_leads_to(job: Path) -> None:
+    """Lightning's `last.ckpt` is a link that is replaced at each save."""
+    link = job / "out" / "last.ckpt"
+    files = watch(job, "out/last.ckpt", keep=1)
+    for step, target in ((1, "epoch=0-step=1.ckpt"), (2, str(job / "out" / "epoch=0-step=2.ckpt"))):
+        overwrite(job / "out" / f"epoch=0-step={step}.ckpt", step)
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        (info,) = files.scan(attempt=1)
+        assert (info.step, info.path) == (step, str(job / "out" / f"epoch=0-step={step}.ckpt"))
+        assert files.scan(attempt=1) == []
+        files.retain()
+    assert files.newest_good(attempt=2) == info.path
+    assert sorted(path.name for path in (job / "out").iterdir()) == [
+        "epoch=0-step=1.ckpt",
+        "epoch=0-step=2.ckpt",
+        "last.ckpt",
+    ]
+
+
+@pytest.mark.parametrize("pattern", ["out/latest", "out/l*"])
+def test_a_watched_link_to_a_directory_stands_for_it(job: Path, pattern: str) -> None:
+    write(job, 7)
+    (job / "out" / "latest").symlink_to("ckpt-7")
+    assert registered(watch(job, pattern)) == [7]
+
+
+def test_a_file_that_is_matched_itself_is_no_link_s_alone(job: Path) -> None:
+    for step in (1, 2, 3):
+        write(job, step, age=100 - step)
+    (job / "out" / "ckpt-best").symlink_to("ckpt-1")
+    files = watch(job, keep=1)
+    assert registered(files) == [1, 2, 3]
+    assert [Path(path).name for path in files.retain()] == ["ckpt-2", "ckpt-1"]
+
+
+def test_a_watched_link_that_leads_elsewhere_is_not_followed_and_that_is_told(job: Path, tmp_path: Path) -> None:
+    overwrite(tmp_path / "precious.ckpt", 1)
+    (job / "out" / "last.ckpt").symlink_to(tmp_path / "precious.ckpt")
+    watcher = FileWatcher(settings_of(job, "out/last.ckpt"))
+    watcher.look()
+    watcher.look()
+    assert watcher.status.failures == 1
+    assert str(tmp_path / "precious.ckpt") in watcher.status.failure
+    assert watcher.status.path == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("ckpt-120", 120),
+        ("checkpoint-500", 500),  # Hugging Face
+        ("epoch=3-step=1200.ckpt", 1200),  # Lightning
+        ("epoch=02-val_loss=0.32.ckpt", None),
+        ("step=40-val_loss=0.31.ckpt", 40),
+        ("iter_0000500", 500),  # Megatron
+        ("checkpoint_2_1500.pt", 1500),  # fairseq
+        ("global_step1000", 1000),  # DeepSpeed
+        ("model-00001-of-00005.safetensors", None),
+        ("model_2026-11-24.pt", None),
+        ("model_120.pt", 120),
+        ("000120.pt", 120),
+        ("epoch_3.pth", None),
+        ("last-v2.ckpt", None),
+        ("resnet50.pt", None),
+    ],
+)
+def test_a_step_is_taken_from_a_name_by_a_rule(name: str, step: int | None) -> None:
+    assert external_checkpoints.step_in(name) == step
+
+
+@pytest.mark.parametrize(
+    ("reported", "step"),
+    [
+        ((NOW - 20, 120, False), 120),
+        ((NOW - 20, 119, False), 120),
+        ((NOW - 20, 7, False), 7),
+        ((NOW - 20, 7, True), 120),
+        (None, 120),
+    ],
+)
+def test_what_the_script_reports_comes_before_the_number_in_a_name(
+    job: Path, reported: tuple[float, int, bool] | None, step: int
+) -> None:
+    watcher = FileWatcher(settings_of(job), reported=lambda: reported, clock=seconds())
+    write(job, 120, age=15)
+    for _ in range(4):
+        watcher.look()
+    assert watcher.status.step == step
+
+
 def test_what_was_there_before_the_job_is_not_its_own(job: Path) -> None:
     write(job, 1)
     files = watch(job)
@@ -276,7 +372,7 @@ def step_in(path: str | Path | None) -> int:
 def test_a_whole_file_of_a_dead_writer_counts_at_once(job: Path, name: str) -> None:
     overwrite(job / "out" / name, 7, age=0.5)
     files = watch(job, pattern=f"out/{name}")
-    (info,) = files.scan(attempt=1, writer_ended=True, step_at=lambda at: 7)
+    (info,) = files.scan(attempt=1, writer_ended=True, step_at=lambda at: at_step(7))
     assert (info.step, files.newest_good(attempt=2), files.notes) == (7, str(job / "out" / name), [])
 
 
@@ -285,7 +381,7 @@ def test_a_torn_file_of_a_dead_writer_gives_way_to_the_copy_of_the_one_before(jo
     files = watch(job, pattern="out/ckpt.pt")
     for step in (1, 2):
         overwrite(path, step, age=10 - step)
-        (info,) = files.scan(attempt=1, step_at=lambda at, step=step: step * 100)
+        (info,) = files.scan(attempt=1, step_at=lambda at, step=step: at_step(step * 100))
         assert info.step == step * 100
     tear(path)
     assert files.scan(attempt=1) == []
@@ -457,7 +553,7 @@ def test_a_full_disk_leaves_the_file_itself_and_says_that_it_has_no_copy(
 
 def test_the_step_of_a_file_is_the_one_that_was_reported_when_it_was_saved(job: Path) -> None:
     path = job / "out" / "ckpt.pt"
-    reported = iter([(NOW - 20, 100), (NOW - 10, 200), (NOW - 1, 290)])
+    reported = iter([(NOW - 20, 100, False), (NOW - 10, 200, False), (NOW - 1, 290, False)])
     watcher = FileWatcher(settings_of(job, "out/ckpt.pt"), reported=lambda: next(reported))
     watcher.look()
     watcher.look()
