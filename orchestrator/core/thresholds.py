@@ -53,6 +53,8 @@ UNSAVED_SECONDS: Final = 1800.0
 """A job that saves is reported after three of its intervals, and not before this."""
 SAVES_MISSED: Final = 3.0
 NEVER_SAVED_SECONDS: Final = 7200.0
+BEHIND_SHARE: Final = 0.9
+"""An attempt below this share of its checkpoint's step has not loaded it. Steps of reports and of names of files differ by some."""
 LEAST_STALL_SECONDS: Final = 1.0
 """A save that stalls training for less is no problem, however often it occurs."""
 GROWTH_SLOTS: Final = 10

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from orchestrator.core.events import RankPlacement
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
-    from orchestrator.core.job.record import Job
+    from orchestrator.core.job.record import Attempt, Job
     from orchestrator.daemon.gpus import GpuWatch
     from orchestrator.daemon.jobs.hangs import HangWatch
     from orchestrator.daemon.jobs.progress import JobProgress, ProgressTable
@@ -82,7 +82,22 @@ def saves_seen(
         interval_seconds=interval_seconds,
         stall_seconds=max((one.save_seconds or 0.0 for one in snapshots.values() if one.saves > 1), default=None),
         waited_seconds=max((one.checkpoint.waited_seconds for one in snapshots.values()), default=0.0),
+        behind=_behind(attempt, snapshots),
     )
+
+
+def _behind(attempt: Attempt | None, snapshots: Mapping[int, ProgressSnapshot]) -> tuple[int, int] | None:
+    """Return the highest step of a later attempt that is below its checkpoint's, and that one.
+
+    A recognised bar that ends below the checkpoint's step counts something else, as the steps of one epoch.
+    """
+    if attempt is None or attempt.number < 2 or not attempt.start_step:
+        return None
+    counts = [one for one in snapshots.values() if one.max_step is not None]
+    if any(one.guessed and (one.total_steps or attempt.start_step) < attempt.start_step for one in counts):
+        return None
+    step = max((one.max_step or 0 for one in counts), default=attempt.start_step)
+    return (step, attempt.start_step) if step < attempt.start_step else None
 
 
 def _failing(snapshots: Mapping[int, ProgressSnapshot], durable: float) -> Iterator[StorageSeen]:

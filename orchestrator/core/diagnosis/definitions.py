@@ -85,6 +85,7 @@ DEFINITIONS: Final[Mapping[type[f.Finding], Definition]] = {
     f.LossJumped: _over("how far the loss is above its usual value, over what counts as a jump", 1.0, 0.5, (6.0, 10.0)),
     f.StorageFull: _over("size of a checkpoint, over what its storage has left", 1.0, 0.9, (10.0, 20.0)),
     f.SavesFailing: _over("saves that failed, the newest among them", 2.0, 1.0, (0.0, 0.0)),
+    f.StartedOver: _at_once("an attempt's step below nine tenths of the checkpoint's that it could begin with"),
     f.SavesRare: _over("time since the newest checkpoint, over the intended interval", 1.0, 1.0, (30.0, 0.0)),
     f.StorageSlow: _over("time that storage takes for a checkpoint, over what it may take", 1.0, 0.5, (10.0, 30.0)),
     f.SavesSlow: _over("time that a save stalls training, over the interval of saves", 0.2, 0.1, (10.0, 0.0)),

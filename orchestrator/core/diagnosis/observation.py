@@ -149,6 +149,7 @@ class SavesSeen:
     ``cause`` is the same for all failures of one cause. ``waited_seconds`` is how long saves of this attempt have waited for storage.
 
     ``stall_seconds`` is how long the newest save stalled training, None before the second one. ``unsaved_seconds`` is the time since the newest checkpoint, or since the first step where there is none.
+    ``behind`` is the attempt's step and that of the checkpoint with which it could begin, while it has not reached it.
     """
 
     failures: int = 0
@@ -159,6 +160,7 @@ class SavesSeen:
     stall_seconds: float | None = None
     cause: str = ""
     waited_seconds: float = 0.0
+    behind: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -419,6 +419,9 @@ def saves_suspicions(job: JobFigures) -> Iterator[Suspicion]:
     stall, interval = saves.stall_seconds, saves.interval_seconds
     if stall is not None and interval and stall >= d.LEAST_STALL_SECONDS:
         yield _sure(f.SavesSlow, stall / interval, seconds=stall, interval_seconds=interval)
+    if saves.behind is not None and saves.behind[0] < d.BEHIND_SHARE * saves.behind[1]:
+        step, checkpoint_step = saves.behind
+        yield Suspicion(f.StartedOver(step=step, checkpoint_step=checkpoint_step, confidence=f.Confidence.LIKELY), 1.0)
     yield from _rare(saves)
 
 

@@ -659,6 +659,22 @@ class SavesFailing(Finding, tag="saves_failing"):
         return f"free or repair checkpoint.storage_path; until then a restart begins at the newest of `orch checkpoints {job_id}`"
 
 
+class StartedOver(Finding, tag="started_over"):
+    """The attempt is at ``step``, although the one before left a checkpoint of ``checkpoint_step``."""
+
+    step: Integer
+    checkpoint_step: Integer
+
+    def sentence(self) -> str:
+        return f"this attempt is at step {self.step}, behind the newest checkpoint of the one before, of step {self.checkpoint_step}: it seems to have begun again"
+
+    def advice(self, job_id: str = "JOB") -> str:
+        return (
+            "let the script load the checkpoint that ORCH_RESUME_FROM and ${checkpoint} name (docs/checkpoints.md); it may"
+            f" overwrite its own: `orch checkpoints {job_id}`"
+        )
+
+
 class SavesRare(Finding, tag="saves_rare"):
     """No checkpoint was made for ``seconds``; ``interval_seconds`` is the job's intended interval, where known."""
 

@@ -287,6 +287,12 @@ def test_saves_that_fail_or_are_rare() -> None:
     assert names(diagnose(JobModel(saves=lambda at: SavesSeen(unsaved_seconds=1700.0 + at)), 300.0)) == []
 
 
+@pytest.mark.parametrize(("step", "kinds"), [(0, ["started_over"]), (570, ["started_over"]), (600, [])])
+def test_an_attempt_that_began_behind_its_checkpoint(step: int, kinds: list[str]) -> None:
+    job = JobModel(saves=lambda _: SavesSeen(ever=True, unsaved_seconds=1.0, behind=(step, 640)))
+    assert [kind for kind, _ in names(diagnose(job, 20.0))] == kinds
+
+
 def test_a_restart_loop_has_its_cause() -> None:
     seen = JobSeen(running=False, restarts=RestartsSeen(count=3, seconds=700.0, cause=ExitCode(rank=1, exit_code=3)))
     (found,) = Diagnosis(0.0).observe(seen, 1.0, 1.0).opened

@@ -395,3 +395,25 @@ def test_unevenly_loaded_gpus_are_found_by_the_balance_that_the_daemon_shows() -
     world.load_cv = 0.1
     run(100)
     assert uneven not in world.open
+
+
+def test_an_attempt_that_does_not_load_its_checkpoint_is_behind_it_until_it_has_passed_it() -> None:
+    world = World()
+    first = world.job.attempts[-1]
+    world.job = changed(world.job, attempts=(replace(first, number=2, start_step=640),))
+    world.progress = JobProgress(attempt=2)
+
+    def behind(**values: Any) -> tuple[int, int] | None:
+        world.progress.ranks = {0: ProgressSnapshot(**values)}
+        seen = job_seen(
+            world.job, world.progress, {}, None, holding=(), missing=(), interval_seconds=None, now=world.wall
+        )
+        return seen.saves.behind
+
+    assert behind() is None, "it has made no step yet"
+    assert behind(step=3, max_step=5) == (5, 640)
+    assert behind(step=20, max_step=20, guessed=True) == (20, 640)
+    assert behind(step=20, max_step=20, total_steps=100, guessed=True) is None, "a bar of one epoch"
+    assert behind(step=641, max_step=641) is None
+    world.job = changed(world.job, attempts=(replace(first, number=1, start_step=640),))
+    assert behind(step=3, max_step=5) is None
