@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
-from orchestrator.runtime.ranks.output import LogProgress
+import pytest
+
+from orchestrator.runtime.forkserver.masking import Masker
+from orchestrator.runtime.ranks import logs, output
+from orchestrator.runtime.ranks.logs import LogLimits, log_path
+from orchestrator.runtime.ranks.output import LogProgress, RankOutput
 from orchestrator.train.script.progress_reading import CheckpointFacts, ProgressSnapshot
 
 BLANK = ProgressSnapshot(writer_pid=7, checkpoint=CheckpointFacts(saved_step=3))
@@ -120,3 +127,25 @@ def test_a_number_that_no_counter_reaches_is_no_step() -> None:
         found.feed("step " + "9" * 900)
 
     assert run(r"step (\d+)", story) == []
+
+
+def test_a_bar_without_a_line_break_is_in_the_log_and_its_step_is_shown_while_the_rank_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "DRAWN_SECONDS", 0.01)
+    monkeypatch.setattr(logs, "QUIET_SECONDS", 0.01)
+
+    async def story() -> None:
+        read_end, write_end = os.pipe2(os.O_NONBLOCK)
+        path = log_path(tmp_path, 1, 0)
+        found = RankOutput(path, masker=Masker(()), limits=LogLimits(), progress_pattern="", previous_step=0)
+        found.listen(read_end)
+        for step in (24, 25):
+            os.write(write_end, f"\rTraining:  41%|####      | {step}/60 [00:25<00:35,  1.00s/it]".encode())
+        await until(lambda: found.over(BLANK).step == 25)
+        await until(lambda: "25/60" in path.read_text())
+        assert found.over(BLANK).total_steps == 60
+        os.close(write_end)
+        await found.close()
+
+    asyncio.run(story())
