@@ -91,6 +91,11 @@ class _Unfinished:
     left: int = 0
     block: list[bytes] = field(default_factory=list)
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the line that ends next is more than its last bytes."""
+        return bool(self.shown or self.told or self.above or self.left or self.block or self.is_partly_written)
+
 
 class LogWriter:
     """Splits output into lines, masks secrets, adds time stamps, rotates. Not thread-safe: one event loop owns it."""
@@ -189,6 +194,8 @@ class LogWriter:
     def _ended(self, stream: str, state: _Unfinished, line: bytes, at: float) -> bytes:
         """Return what is written for a line that has ended. One of several that are drawn again waits for its turn."""
         line = self._masker.data(line).removesuffix(b"\r")
+        if not (b"\x1b" in line or b"\r" in line or b"\x08" in line or state.is_drawn):  # most lines
+            return self._line(stream, line, at, is_told=False)
         above = state.above + _lines_up(line)
         is_drawn = bool(above or state.shown) or _is_drawn(line)
         text = _last_version(line) if is_drawn else line
@@ -257,7 +264,9 @@ class LogWriter:
             state.told = line
             self._listener(line.decode(errors="replace"))
 
-    def _line(self, stream: str, line: bytes, at: float, *, is_drawn: bool = False, is_last: bool = True) -> bytes:
+    def _line(
+        self, stream: str, line: bytes, at: float, *, is_drawn: bool = False, is_last: bool = True, is_told: bool = True
+    ) -> bytes:
         """Return the masked ``line`` with its stamp, and add it to the tail, where a drawn line has one place."""
         self.lines += 1
         text = line.decode(errors="replace")
@@ -265,6 +274,8 @@ class LogWriter:
             self._tail.pop()
         self._tail.append(_clipped(text))
         self._drawn_in_tail = "" if is_last else stream
+        if self._listener is not None and not is_told:
+            self._listener(text)
         return self._stamped(stream, line, at)
 
     def _stamped(self, stream: str, line: bytes, at: float) -> bytes:
