@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -164,13 +163,7 @@ def _read(words: list[str]) -> Imported:
                 f"{alone} not found in {os.getcwd()}", hint="name an existing script, or a launch line"
             )
         return import_line(line)
-    found = import_script(batch.script_text(batch.command or _script_text(batch.script)))
-    if not batch.arguments:
-        return found
-    left_out = (
-        f"{shlex.join(batch.arguments)}: arguments of {batch.script}, not carried over; write them into the entrypoint"
-    )
-    return replace(found, remarks=(*found.remarks, left_out))
+    return import_script(batch.command or _script_text(batch.script), batch)
 
 
 def _script_text(path: str) -> str:
