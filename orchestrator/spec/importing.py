@@ -13,7 +13,7 @@ import posixpath
 import re
 import shlex
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from orchestrator.spec.entrypoint import (
     SLURM_FLAGS,
@@ -120,12 +120,12 @@ def import_script(text: str, batch: SbatchLine | None = None) -> Imported:
 
     """
     options, remarks = _directives(text, batch.directive if batch else "")
-    script = _Script(_slurm_variables(options), batch.arguments if batch else ())
+    script = _Script(_slurm_variables(options), batch.arguments if batch else (), options.get("chdir", ""))
     script.read(text)
     line = _the_command(script)
     name = as_name(options["job_name"]) if options.get("job_name") else name_for(line.words)
     job: dict[str, Any] = {"version": 1, "name": name}
-    _set_line(job, script, line, options.get("chdir", ""))
+    _set_line(job, script, line)
     job["resources"] = _resources(options, line, job.get("resources", {}))
     if duration := slurm_time(options.get("time", "")):
         job.setdefault("max_duration", duration)
@@ -140,7 +140,7 @@ def import_line(line: str) -> Imported:
         raise BadValueError(f"{quoted(line)} starts no command", "give the line that starts the training")
     found = _the_command(script)
     job: dict[str, Any] = {"version": 1, "name": name_for(found.words)}
-    _set_line(job, script, found, "")
+    _set_line(job, script, found)
     resources = job.setdefault("resources", {})
     resources.setdefault("num_workers", 1)
     resources.setdefault("resources_per_worker", {}).setdefault("gpu", 1)
@@ -286,6 +286,10 @@ _WRAPPERS = {
 _PROGRAM = re.compile(r"python[0-9.]*")
 _NOT_TRAINING = frozenset({"-c", "-V", "--version", "-", "setup.py"})
 _NOT_TRAINING_MODULES = frozenset({"pip", "venv", "virtualenv", "ensurepip", "compileall", "site"})
+_ERRANDS = frozenset(
+    {"hostname", "nvidia-smi", "echo", "date", "env", "mkdir", "rm", "cp", "mv", "tar", "rsync", "ls", "true"}
+)
+"""Programs that a script starts with srun, and that are no training."""
 _OURS = frozenset(
     {"CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
 )
@@ -296,6 +300,7 @@ _SLURM_COUNTERPARTS = {
     "SLURM_JOBID": "$ORCH_JOB_ID",
 }
 _SLURM_PROGRAM = re.compile(r"\b(?:srun|scontrol|squeue|sacct|sinfo|sbatch)\b")
+_RUNS_PROGRAM = re.compile(r"`|\$\((?!\()")
 _DEFAULT = re.compile(r"\$\{([A-Za-z_0-9]+):?[-=](.*)\}", re.DOTALL)
 _NAME = re.compile(r"\$(?:\{([A-Za-z_]\w*|[0-9]+|[@*#])\}|([A-Za-z_]\w*|[0-9]|[@*#]))", re.ASCII)
 _ARRAY = re.compile(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}", re.ASCII)
@@ -337,13 +342,14 @@ class LaunchLine:
 class _Script:
     """The variables, directory and training commands found so far, in the order of the script."""
 
-    def __init__(self, variables: Mapping[str, str], arguments: Sequence[str] = ()) -> None:
+    def __init__(self, variables: Mapping[str, str], arguments: Sequence[str] = (), directory: str = "") -> None:
         self.shell = Shell()
         self.variables = dict(variables)
         self.arguments = tuple(arguments)
         self.unknown: set[str] = set()
         self.exported: set[str] = set()
-        self.directory = ""
+        self.directory = directory
+        self.piped = False  # whether the output of the training goes to the next command
         self.python = ""
         self.remarks: list[str] = []
         self.launches: list[LaunchLine] = []
@@ -381,8 +387,6 @@ class _Script:
                 return
             if words and not (command.operator == "(" and function):
                 self._command(command, words, inside, joined, alone=alone)
-            if command.operator == "||" and inside == "||":
-                continue
             if words or command.operator not in {"", "\n"}:
                 before = (command, words)
 
@@ -396,17 +400,19 @@ class _Script:
         expanded = self.expanded(words, [])
         program = expanded[0] if expanded else ""
         if joined in {"|", "|&"} and not self._starts_training(expanded):
+            if self.piped and program == "tee":
+                note = f"| {command.source}: left out; `orch logs` shows the output"
+                self.launches[-1] = replace(self.launches[-1], remarks=(*self.launches[-1].remarks, note))
+            elif self.piped:
+                self._refuse_joined(joined)
             return
+        self.piped = False
         if program in {"source", "."} and len(expanded) > 1 and expanded[1].endswith("/bin/activate") and not inside:
             self.python = expanded[1].removesuffix("activate") + "python"
-        elif (
-            program == "cd"
-            and len(expanded) == 2
-            and not inside
-            and not self.shell.open(expanded[1])
-            and expanded[1] != "-"
-        ):
-            self.directory = posixpath.join(self.directory, expanded[1])
+        elif program == "cd" and not inside and (place := self._place(expanded[1:])):
+            # the directory of the submission, `.`, is not relative to --chdir
+            submitted = "SLURM_SUBMIT_DIR" in self.shell.restored(words[1])
+            self.directory = posixpath.join("" if submitted else self.directory, place)
         elif self._starts_training(expanded) or (alone and program not in {"cd", *_SILENT}):
             self._training(command, words, inside, joined)
         elif program in {"read", "mapfile", "readarray", "unset", "getopts"}:
@@ -414,6 +420,10 @@ class _Script:
             self._leave_out(command, program)
         elif program not in _SILENT or (program == "set" and {"-a", "--"} & set(expanded)):
             self._leave_out(command, program)
+
+    def _place(self, words: Sequence[str]) -> str:
+        known = len(words) == 1 and not words[0].startswith("-") and not self.shell.open(words[0])
+        return words[0] if known else ""
 
     def _leave_out(self, command: Command, program: str) -> None:
         instead = "; put it into a script that the job runs"
@@ -446,7 +456,7 @@ class _Script:
                     value = value[1:]
                 self.variables[name] = old + value if match[2] else value
                 self.unknown.discard(name)
-                if any(one.text.startswith(("$(", "`")) for one in self.shell.open(value)):
+                if any(_RUNS_PROGRAM.match(one.text) for one in self.shell.open(match[3])):
                     self.remarks.append(
                         f"line {command.line}, {quoted(command.source)}: not run here; its text replaces ${name} where that is used"
                     )
@@ -549,22 +559,27 @@ class _Script:
             return bool(WORDS.search(text) or re.search(r"(?:^|[\s/])python[0-9.]*\s", text))
         if _wrapped(rest):
             return True
-        return find_launcher(tuple(rest), python=None, module=None) is not None and not _only_asks(rest)
+        if find_launcher(tuple(rest), python=None, module=None) is None:
+            return False
+        step = without_launchers(recognize(tuple(rest)))
+        program = step.words[0].rpartition("/")[2] if step is not None else ""
+        return program not in _ERRANDS and (not _PROGRAM.fullmatch(program) or self._starts_training(step.words))
 
     def _training(self, command: Command, raw: list[str], inside: str, joined: str) -> None:
-        if inside in _LOOPS or inside == "||" or joined in {"|", "|&"}:
-            hint = "matrix: makes a job of each value, retry: starts it again; give the line alone"
-            if inside in _LOOPS:
-                raise BadValueError(
-                    f"line {command.line}, {quoted(command.source)}: it is in a loop (`{inside}`)", hint
-                )
-        if inside == "||" or joined in {"|", "|&"}:
+        if inside in _LOOPS:
             raise BadValueError(
-                f"{quoted(joined)} joins several commands", "give the one that starts the training, or a script file"
+                f"line {command.line}, {quoted(command.source)}: it is in a loop (`{inside}`)",
+                "give the line alone; matrix: makes a job of each value, and retry: starts a job again",
             )
+        if inside == "||" or joined in {"|", "|&"}:
+            self._refuse_joined(joined)
+        self.piped = command.operator in {"|", "|&"}
         remarks: list[str] = []
         if inside:
-            remarks.append(f"line {command.line}, {quoted(command.source)}: it is in `{inside}`, which is not read")
+            place = "a function" if inside.endswith("()") else f"`{inside}`"
+            remarks.append(
+                f"line {command.line}, {quoted(command.source)}: taken as if it always runs; it is in {place}"
+            )
         if command.document or any("<<<" in one for one in command.redirections):
             raise BadValueError(
                 f"line {command.line}, {quoted(command.source)}: its input is a text of the script",
@@ -573,8 +588,13 @@ class _Script:
         for one in command.redirections:
             instead = "a rank has no standard input" if "<" in one else "`orch logs` shows the output"
             remarks.append(f"{one}: left out; {instead}")
-        line = self._launch(command, raw, remarks)
-        self.launches.append(line)
+        self.launches.append(self._launch(command, raw, remarks))
+
+    @staticmethod
+    def _refuse_joined(operator: str) -> NoReturn:
+        raise BadValueError(
+            f"{quoted(operator)} joins several commands", "give the one that starts the training, or a script file"
+        )
 
     def _launch(self, command: Command, raw: Sequence[str], remarks: list[str]) -> LaunchLine:
         """Return the command without prefixes and launchers, in whatever order they stand."""
@@ -661,6 +681,7 @@ class _Script:
         inner.read(text)
         launches = [one for one in inner.launches if one.launched] or inner.launches
         if not WORDS.search(text) and (len(inner.launches) != 1 or inner.remarks):
+            _refuse_slurm(text, quoted(text))
             return line  # the shell does it all
         if len(launches) != 1:
             raise BadValueError(
@@ -730,23 +751,6 @@ def _is_program(words: Sequence[str]) -> bool:
     return bool(found or words[0] in {"bash", "sh"})
 
 
-def _only_asks(words: Sequence[str]) -> bool:
-    """Whether srun runs something that is no training, as a script does to find the nodes' names."""
-    step = without_launchers(recognize(tuple(words)))
-    return step is not None and step.words[0].rpartition("/")[2] in {
-        "hostname",
-        "nvidia-smi",
-        "echo",
-        "date",
-        "env",
-        "mkdir",
-        "rm",
-        "cp",
-        "tar",
-        "rsync",
-    }
-
-
 def _the_command(script: _Script) -> LaunchLine:
     if not script.launches:
         raise BadValueError(
@@ -768,10 +772,21 @@ def _the_command(script: _Script) -> LaunchLine:
     return launched[0]
 
 
-def _set_line(job: dict[str, Any], script: _Script, line: LaunchLine, directory: str) -> None:
+def _refuse_slurm(text: str, shown: str) -> None:
+    if _SLURM_PROGRAM.search(text) or "SLURM_" in text:
+        raise BadValueError(f"{shown}: Slurm is not there, and orch has no such value", "write the value into the line")
+
+
+def _set_line(job: dict[str, Any], script: _Script, line: LaunchLine) -> None:
     """Put the command into the job, its variables, and its directory. Raises BadValueError for a value that is not known."""
     shell = script.shell
-    words = tuple(script.python if script.python and word in {"python", "python3"} else word for word in line.words)
+    words = list(line.words)
+    if script.python and (named := [at for at, word in enumerate(words) if word in {"python", "python3"}]):
+        words[named[0]] = script.python
+    elif script.python:
+        script.remarks.append(
+            f"{shell.restored(script.python)}: not carried over; the command does not begin with python"
+        )
     env = dict(line.env)
     for name in sorted(_OURS & env.keys()):
         del env[name]
@@ -790,16 +805,15 @@ def _set_line(job: dict[str, Any], script: _Script, line: LaunchLine, directory:
     else:
         names = sorted({name for one in opened for name in one.names()})
         for one in opened:
-            if _SLURM_PROGRAM.search(one.text) or any(name.startswith("SLURM_") for name in one.names()):
-                raise BadValueError(
-                    f"{one.text}: Slurm is not there, and orch has no such value", "write the value into the line"
-                )
+            _refuse_slurm(one.text, one.text)
         if lost := [name for name in names if name in script.unknown or name[0] in "0123456789@*#"]:
             raise BadValueError(
                 f"${lost[0]}: its value is not known",
                 "write the value into the line, or give arguments: orch import 'sbatch SCRIPT VALUE'",
             )
-        own = [f"{name}={shell.written(script.variables[name])}; " for name in names if name in script.variables]
+        # a plain `$NAME` that is left had no value where it stood
+        needed = sorted({name for one in opened if not _NAME.fullmatch(one.text) for name in one.names()})
+        own = [f"{name}={shell.written(script.variables[name])}; " for name in needed if name in script.variables]
         texts = [f"{name}={shell.written(value)} " for name, value in late.items()]
         job["entrypoint"] = (
             f"bash -c {shlex.quote(''.join((*own, *texts)) + 'exec ' + ' '.join(map(shell.written, words)))}"
@@ -809,8 +823,8 @@ def _set_line(job: dict[str, Any], script: _Script, line: LaunchLine, directory:
             f"{what}: left to a shell on the rank's node, which starts slower; write the value, or set it in env:"
         )
     parse_entrypoint(job["entrypoint"])
-    if line.directory or directory:
-        job["working_dir"] = posixpath.join(directory, line.directory)
+    if line.directory:
+        job["working_dir"] = line.directory
     if plain := {name: value for name, value in env.items() if name not in late}:
         job["env"] = {
             name: (items_of(value) or [""])[0] if value.startswith("\0") else value for name, value in plain.items()
@@ -873,6 +887,7 @@ NOT_NEEDED = frozenset(
         *("no_ssh_check", "no_local_rank", "force_multi", "save_pid", "ssh_port", "l", "label", "u", "unbuffered"),
         *("v", "verbose", "q", "quiet", "mpi", "cpu_bind", "gpu_bind", "ntasks", "n", "nodes", "N"),
         *("ntasks_per_node", "nnodes", "num_nodes", "num_gpus", "nproc_per_node", "num_processes", "np", "c"),
+        *("exact", "overlap", "whole", "pty", "jobid"),
         *("job_name", "J", "output", "o", "error", "e", "open_mode", "allow_run_as_root", "bind_to_none"),
         *("num_cpu_threads_per_process", "no_wait", "requeue", "parsable", "wait_all_nodes", "kill_on_bad_exit", "K"),
     }

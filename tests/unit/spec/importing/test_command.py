@@ -86,7 +86,7 @@ def test_what_is_not_carried_over_is_named(line: str, said: list[str]) -> None:
 
 def test_variables_are_left_to_a_shell() -> None:
     assert job_of("python t.py --out $SCRATCH/x 'a b'")["entrypoint"] == (
-        """bash -c 'exec python t.py --out "$SCRATCH/x" '"'"'a b'"'"''"""
+        """bash -c 'exec python t.py --out $SCRATCH/x '"'"'a b'"'"''"""
     )
 
 
@@ -98,7 +98,7 @@ def test_variables_are_left_to_a_shell() -> None:
         ("torchrun --nproc_per_node 2 t.py --x='$(touch x)'", "python t.py '--x=$(touch x)'"),
         (
             "python t.py '$HOME `x`' \"don't $A isn't\" $B'$C `y`'",
-            """exec python t.py '$HOME `x`' "don't $A isn't" "$B\\$C \\`y\\`\"""",
+            """exec python t.py '$HOME `x`' 'don'"'"'t '"$A"' isn'"'"'t' $B'$C `y`'""",
         ),
     ],
 )
@@ -110,7 +110,8 @@ def test_what_is_quoted_stays_quoted(line: str, entrypoint: str) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("cd x && torchrun t.py", "joins several commands"),
+        ("torchrun t.py || torchrun u.py", "joins several commands"),
+        ("torchrun --nproc_per_node=2 t.py --x $(date", "not closed"),
         ("torchrun t.py 'a", "not closed"),
         ("A=1", "starts no command"),
         ("python", "nothing to run"),
@@ -132,11 +133,21 @@ def test_lines_that_start_no_job(line: str, said: str) -> None:
         ("1-0", "1d"),
         ("2-03:04", "2d3h4m"),
         ("1-00:00:10", "1d10s"),
-        ("soon", "soon"),
+        ("0", ""),
+        ("0:00:00", ""),
+        ("UNLIMITED", ""),
+        ("infinite", ""),
+        ("-1", ""),
     ],
 )
 def test_times_of_slurm(slurm: str, ours: str) -> None:
     assert slurm_time(slurm) == ours
+
+
+@pytest.mark.parametrize("text", ["soon", "$TIME", "1h"])
+def test_what_is_no_time_of_slurm(text: str) -> None:
+    with pytest.raises(BadValueError, match="is not a time of Slurm"):
+        slurm_time(text)
 
 
 @given(st.lists(st.text(min_size=1, max_size=8), max_size=4))
