@@ -509,16 +509,14 @@ def translate(launcher: Launcher, arguments: tuple[str, ...], *, python: str) ->
             keys[f"env.{pair[1]}"] = pair[2]
         elif option not in counts and option not in launcher.keys:
             others.append((launcher.name, option, value))
-    unknown = (
-        "" if workers is not None else next(f"{n}={options[n]}" for n in sorted(counts) if _not_a_number(options, n))
-    )
-    counted = any(options.get(name) for name in counts)
+    counted = [name for name in sorted(counts) if options.get(name)]
+    unknown = next((f"{n}={options[n]}" for n in counted if workers is None and not _bound(options[n], 1)), "")
     return Translation(
         launcher=launcher.name,
         words=rest,
         keys=tuple(keys.items()),
         options=tuple(others),
-        counted=counted,
+        counted=bool(counted),
         unknown=unknown,
     )
 
@@ -573,18 +571,14 @@ def _workers(launcher: Launcher, options: dict[str, str]) -> str | None:
         return "auto"
     if not present or (launcher.default == "auto" and given[0] is None):
         return launcher.default
-    low = [int(value) for value in (_bound(v, 1) for v in present) if value.isdecimal()]
-    high = [int(value) for value in (_bound(v, 2) for v in present) if value.isdecimal()]
-    if len(low) < len(present):
+    low, high = prod(_bound(value, 1) for value in present), prod(_bound(value, 2) for value in present)
+    if not low or not high:
         return None
-    return str(prod(low)) if low == high else f"{{min: {prod(low)}, max: {prod(high)}}}"
+    return str(low) if low == high else f"{{min: {low}, max: {high}}}"
 
 
-def _not_a_number(options: dict[str, str], name: str) -> bool:
-    value = options.get(name, "")
-    return bool(value) and value not in _ALL_GPUS and not _bound(value, 1).isdecimal()
-
-
-def _bound(value: str, side: int) -> str:
+def _bound(value: str, side: int) -> int:
+    """Return the smallest or largest number of an option; 0 where it is no number of ranks."""
     elastic = _ELASTIC_RANGE.fullmatch(value)
-    return elastic[side] if elastic is not None else value[:6]
+    text = elastic[side] if elastic is not None else value[:6]
+    return int(text) if text.isdecimal() else 0

@@ -129,13 +129,21 @@ def import_script(text: str, batch: SbatchLine | None = None) -> Imported:
     job["resources"] = _resources(options, line, job.get("resources", {}))
     if duration := slurm_time(options.get("time", "")):
         job.setdefault("max_duration", duration)
-    return Imported(job=job, remarks=tuple(dict.fromkeys((*remarks, *script.remarks, *line.remarks))))
+    return Imported(job=job, remarks=_restored(script, (*remarks, *script.remarks, *line.remarks)))
+
+
+def _restored(script: _Script, remarks: Sequence[str]) -> tuple[str, ...]:
+    """Return each remark once, with the expansions in it as they were written."""
+    return tuple(dict.fromkeys(map(script.shell.restored, remarks)))
 
 
 def import_line(line: str) -> Imported:
     """Return the job that the line starts. Raises BadValueError for a line that starts none."""
     script = _Script({})
-    script.read(line, alone=True)
+    script.read(line)
+    if not script.launches:
+        script = _Script({})
+        script.read(line, alone=True)
     if not script.launches:
         raise BadValueError(f"{quoted(line)} starts no command", "give the line that starts the training")
     found = _the_command(script)
@@ -144,7 +152,7 @@ def import_line(line: str) -> Imported:
     resources = job.setdefault("resources", {})
     resources.setdefault("num_workers", 1)
     resources.setdefault("resources_per_worker", {}).setdefault("gpu", 1)
-    return Imported(job=job, remarks=tuple(dict.fromkeys((*script.remarks, *found.remarks))))
+    return Imported(job=job, remarks=_restored(script, (*script.remarks, *found.remarks)))
 
 
 def _directives(text: str, last: str) -> tuple[dict[str, str], list[str]]:
@@ -224,15 +232,16 @@ def _slurm_variables(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _nodes(options: Mapping[str, str]) -> int:
-    text = options.get("nodes", "1").partition("-")[0]
-    return max(int(text), 1) if text.isdecimal() else 1
+    text = options.get("nodes", "").partition("-")[0]
+    if not text and "ntasks" in options and "ntasks_per_node" in options:
+        return max(-(-int(options["ntasks"]) // max(int(options["ntasks_per_node"]), 1)), 1)
+    return max(int(text or 1), 1)
 
 
 def _tasks(options: Mapping[str, str]) -> int:
-    if options.get("ntasks", "").isdecimal():
+    if "ntasks" in options:
         return max(int(options["ntasks"]), 1)
-    each = options.get("ntasks_per_node", "1")
-    return _nodes(options) * (int(each) if each.isdecimal() else 1)
+    return _nodes(options) * max(int(options.get("ntasks_per_node", 1)), 1)
 
 
 def gpus_of(options: Mapping[str, str]) -> Gpus:
@@ -255,20 +264,15 @@ _SILENT = frozenset(
     {"set", "echo", "date", "hostname", "wait", "sleep", "pwd", "which", "printf", "true", ":", "exit", "break"}
 )
 _PREFIXES = {
-    "nohup": "",
+    **dict.fromkeys(("nohup", "command", "setsid", "unbuffer", "taskset", "chrt"), ""),
     "exec": "a",
     "time": "fo",
-    "command": "",
-    "setsid": "",
     "stdbuf": "ioe",
     "env": "uC",
     "nice": "n",
     "ionice": "cnp",
     "timeout": "sk",
-    "taskset": "",
-    "chrt": "",
     "numactl": "NmCpP",
-    "unbuffer": "",
 }
 """Programs that run the words after their options, with the short options that take the next word."""
 _WITH_OPERAND = frozenset({"timeout", "taskset", "chrt"})
@@ -286,6 +290,9 @@ _WRAPPERS = {
 _PROGRAM = re.compile(r"python[0-9.]*")
 _NOT_TRAINING = frozenset({"-c", "-V", "--version", "-", "setup.py"})
 _NOT_TRAINING_MODULES = frozenset({"pip", "venv", "virtualenv", "ensurepip", "compileall", "site"})
+_NUMBERS = frozenset(
+    {"retry.max_restarts.user", *(f"resources.resources_per_worker.{name}" for name in ("cpu", "gpu"))}
+)
 _ERRANDS = frozenset(
     {"hostname", "nvidia-smi", "echo", "date", "env", "mkdir", "rm", "cp", "mv", "tar", "rsync", "ls", "true"}
 )
@@ -301,7 +308,7 @@ _SLURM_COUNTERPARTS = {
 }
 _SLURM_PROGRAM = re.compile(r"\b(?:srun|scontrol|squeue|sacct|sinfo|sbatch)\b")
 _RUNS_PROGRAM = re.compile(r"`|\$\((?!\()")
-_DEFAULT = re.compile(r"\$\{([A-Za-z_0-9]+):?[-=](.*)\}", re.DOTALL)
+_DEFAULT = re.compile(r"\$\{([A-Za-z_0-9]+):?([-=])(.*)\}", re.DOTALL)
 _NAME = re.compile(r"\$(?:\{([A-Za-z_]\w*|[0-9]+|[@*#])\}|([A-Za-z_]\w*|[0-9]|[@*#]))", re.ASCII)
 _ARRAY = re.compile(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}", re.ASCII)
 _OPERATIONS: dict[type, Any] = {
@@ -355,7 +362,7 @@ class _Script:
         self.launches: list[LaunchLine] = []
 
     def read(self, text: str, *, alone: bool = False) -> None:
-        """Read a script's text, or with ``alone`` one line whose command is the training whatever it is."""
+        """Read a script's text; with ``alone``, every command is a training."""
         blocks: list[str] = []
         function = False
         before: tuple[Command, list[str]] | None = None
@@ -397,8 +404,11 @@ class _Script:
         if first in _DECLARE or all(pairs):
             self._assign(command, changes, inside, exported=first == "export" or "-x" in changes)
             return
-        expanded = self.expanded(words, [])
+        notes: list[str] = []
+        expanded = self.expanded(words, notes)
         program = expanded[0] if expanded else ""
+        if program == ":":  # `: ${NAME:=value}` gives a variable its value
+            self.remarks += notes
         if joined in {"|", "|&"} and not self._starts_training(expanded):
             if self.piped and program == "tee":
                 note = f"| {command.source}: left out; `orch logs` shows the output"
@@ -444,10 +454,11 @@ class _Script:
             if exported:
                 self.exported.add(name)
             if inside:
-                self.unknown.add(name)
-                self.variables.pop(name, None)
+                if name not in self.variables:
+                    self.unknown.add(name)
+                stays = f", so ${name} stays {quoted(self.variables[name])}" if name in self.variables else ""
                 self.remarks.append(
-                    f"line {command.line}, {quoted(command.source)}: not carried over; it is in `{inside}`"
+                    f"line {command.line}, {quoted(command.source)}: not carried over; it is in `{inside}`{stays}"
                 )
             elif match is not None:
                 value = self._value(match[3])
@@ -483,15 +494,20 @@ class _Script:
             for part in self.shell.parts(word):
                 value = self._known(part, remarks) if isinstance(part, Expansion) else part
                 if isinstance(part, Expansion) and not part.quoted and isinstance(value, str):
-                    value = [self._with_patterns(one) for one in value.split()]
+                    value = [self._unquoted(one) for one in value.split()]
                 several = value if isinstance(value, list) else [value]
                 present = present or bool(several)
                 pieces[-1:] = [pieces[-1] + several[0], *several[1:]] if several else pieces[-1:]
             found += pieces if present else []
         return found
 
-    def _with_patterns(self, text: str) -> str:
-        return re.sub(r"[*?]|\[[^\]\s]+\]", lambda match: self.shell.mark(match[0], quoted=False), text)
+    def _unquoted(self, text: str) -> str:
+        """Return a word of an unquoted value: patterns of file names are active in it."""
+        word = "".join(
+            self.shell.mark(part.text, quoted=False) if isinstance(part, Expansion) else part
+            for part in self.shell.parts(text)
+        )
+        return re.sub(r"[*?]|\[[^\]\s]+\]", lambda match: self.shell.mark(match[0], quoted=False), word)
 
     def _known(self, part: Expansion, remarks: list[str]) -> str | list[str]:
         """Return the value of an expansion, a list for an array; what is not known stays the expansion's mark."""
@@ -515,8 +531,12 @@ class _Script:
             value = self.arguments[int(wanted) - 1]
         if value is not None:
             return value if not value.startswith("\0") else (items_of(value) or [""])[0]
-        if default is not None and wanted not in self.unknown:
-            value = " ".join(self.expanded([self.shell.word(default[2])], remarks))
+        text = default[3] if default is not None else "'"
+        text = text[1:-1] if text[:1] == text[-1:] == '"' and len(text) > 1 else text
+        if default is not None and wanted not in self.unknown and not {"'", '"'} & set(text):
+            value = " ".join(self.expanded([self.shell.word(text)], remarks))
+            if default[2] == "=":
+                self.variables[wanted] = value
             remarks.append(f"{part.text}: {wanted} has no value here, {quoted(self.shell.restored(value))} is taken")
             return value
         if name in _SLURM_COUNTERPARTS:
@@ -526,7 +546,7 @@ class _Script:
     def _items(self, words: list[str], part: Expansion) -> list[str]:
         if part.quoted:
             return words if "*" not in part.text else [" ".join(words)]
-        return [self._with_patterns(one) for word in words for one in word.split()]
+        return [self._unquoted(one) for word in words for one in word.split()]
 
     def _number(self, text: str, mark: str) -> str | list[str]:
         """Return the value of an arithmetic expression of known whole numbers."""
@@ -543,10 +563,7 @@ class _Script:
     def _starts_training(self, words: Sequence[str]) -> bool:
         rest = list(words)
         while rest and (ASSIGNMENT.fullmatch(rest[0]) or rest[0].rpartition("/")[2] in _PREFIXES):
-            if ASSIGNMENT.fullmatch(rest[0]):
-                rest.pop(0)
-            else:
-                rest, _ = _without_prefix(rest)
+            rest, _ = _without_prefix(rest)
         if not rest:
             return False
         program = rest[0].rpartition("/")[2]
@@ -562,8 +579,9 @@ class _Script:
         if find_launcher(tuple(rest), python=None, module=None) is None:
             return False
         step = without_launchers(recognize(tuple(rest)))
-        program = step.words[0].rpartition("/")[2] if step is not None else ""
-        return program not in _ERRANDS and (not _PROGRAM.fullmatch(program) or self._starts_training(step.words))
+        started = step.words if step is not None else ("",)
+        program = started[0].rpartition("/")[2]
+        return program not in _ERRANDS and (not _PROGRAM.fullmatch(program) or self._starts_training(started))
 
     def _training(self, command: Command, raw: list[str], inside: str, joined: str) -> None:
         if inside in _LOOPS:
@@ -615,8 +633,8 @@ class _Script:
                 continue
             if program in _PREFIXES:
                 words, options = _without_prefix(words)
-                if program == "timeout" and (limit := re.fullmatch(r"(\d+)([smhd]?)", (options or [""])[-1])):
-                    keys["max_duration"] = limit[1] + (limit[2] or "s")
+                if program == "timeout" and (limit := re.fullmatch(r"0*(\d+)([smhd]?)", (options or [""])[-1])):
+                    keys["max_duration"] = limit[1] + (limit[2] or "s") if limit[1] != "0" else ""
                 elif program not in _NO_EFFECT or (program == "env" and options):
                     remarks.append(
                         f"{self.shell.restored(' '.join((program, *options)))}: left out; orch binds and limits the ranks"
@@ -641,7 +659,7 @@ class _Script:
                     )
                 if launcher == "mpirun" and option == "x" and value in env:
                     continue
-                if (found := remark(launcher, option, self.shell.restored(value))) is not None:
+                if (found := remark(launcher, option, value)) is not None:
                     remarks.append(found)
             if _passes_local_rank(words, {option for _, option, _ in step.options}):
                 remarks.append(
@@ -657,9 +675,14 @@ class _Script:
             raise BadValueError(f"{quoted(command.source)} starts no command", "give the line that starts the training")
         for key in [key for key in keys if key.startswith("env.")]:
             env[key.removeprefix("env.")] = keys.pop(key)
-        for key, value in keys.items():
-            if self.shell.open(value):
-                raise BadValueError(f"{self.shell.restored(value)}: the value of {key} is not known", "write the value")
+        for key, value in list(keys.items()):
+            number = _GPUS.fullmatch(value) if key.startswith("resources.resources") else None
+            if number is not None:
+                keys |= {key: number[2], **({f"{key}_model": number[1]} if number[1] else {})}
+            elif self.shell.open(value) or (key in _NUMBERS and not value.isdecimal()):
+                raise BadValueError(
+                    f"{quoted(self.shell.restored(value))}: this value of {key} is not known", "write the number"
+                )
         keys = {key: value for key, value in keys.items() if value}
         line = LaunchLine(
             number=command.line, words=tuple(kept + words), keys=keys, env=env, directory=self.directory,
@@ -712,6 +735,8 @@ def _without_prefix(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the words after a prefix such as `timeout`, its options and its operand; and these."""
     program = words[0].rpartition("/")[2]
     at = 1
+    if program not in _PREFIXES:  # an assignment
+        return list(words[1:]), []
     while at < len(words) and words[at].startswith("-"):
         word = words[at]
         long = word.startswith("--")
@@ -765,7 +790,7 @@ def _the_command(script: _Script) -> LaunchLine:
         )
     for line in script.launches:
         if line is not launched[0]:
-            text = script.shell.restored(shlex.join(line.words))
+            text = shlex.join(line.words)
             script.remarks.append(
                 f"line {line.number}, {quoted(text)}: not carried over; make it a job of its own, and use depends_on"
             )

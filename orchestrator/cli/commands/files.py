@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.api.errors import EXIT_OK, BadRequestError, RefusedError, invalid_spec
+from orchestrator.api.errors import EXIT_OK, BadRequestError, RefusedError
 from orchestrator.cli.app import COMPLETION_VARIABLE
 from orchestrator.cli.commands.shared import Json
 from orchestrator.cli.session import Session, print_json
@@ -135,7 +135,11 @@ def import_job(
     except BadValueError as error:
         raise BadRequestError(error.message, hint=error.hint) from error
     except SpecError as error:
-        raise invalid_spec(error) from error
+        first = error.problems[0]
+        raise BadRequestError(
+            f"no job can have this {first.path or 'text'}: {first.message}",
+            hint=first.hint or "change it in the line or script",
+        ) from error
     if json:
         print_json(session, {"job": found.job, "yaml": text, "remarks": list(found.remarks)})
         return EXIT_OK

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.spec.importing import import_line, import_script, job_text, read_sbatch
+from orchestrator.spec.importing import Imported, import_line, import_script, job_text, read_sbatch
 from orchestrator.spec.job import parse_job
 from orchestrator.spec.problems import BadValueError
 
@@ -163,16 +163,19 @@ def test_a_row_of_the_table_of_idioms(row: list[str]) -> None:
     _, cell, kind, result = row
     lines = _cell(cell)
     batch = read_sbatch(lines[0])
-    try:
+
+    def read() -> Imported:
         if batch is None and len(lines) == 1:
-            found = import_line(lines[0])
-        else:
-            found = import_script("\n".join(lines[1:] if batch else lines), batch)
-    except BadValueError as error:
-        assert kind == "refused"
-        assert error.hint
-        text = str(error)
+            return import_line(lines[0])
+        return import_script("\n".join(lines[1:] if batch else lines), batch)
+
+    if kind == "refused":
+        with pytest.raises(BadValueError) as caught:
+            read()
+        assert caught.value.hint
+        text = str(caught.value)
     else:
+        found = read()
         parse_job(job_text(found.job))
         assert kind == ("noted" if found.remarks else "translated")
         text = "\n".join((job_text(found.job), *found.remarks))
