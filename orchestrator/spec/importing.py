@@ -354,7 +354,7 @@ class _Script:
         self.variables = dict(variables)
         self.arguments = tuple(arguments)
         self.unknown: set[str] = set()
-        self.exported: set[str] = set()
+        self.exported: dict[str, None] = {}  # in the order of the script
         self.directory = directory
         self.piped = False  # whether the output of the training goes to the next command
         self.python = ""
@@ -452,7 +452,7 @@ class _Script:
             if not name.isidentifier():
                 continue
             if exported:
-                self.exported.add(name)
+                self.exported[name] = None
             if inside:
                 if name not in self.variables:
                     self.unknown.add(name)
@@ -699,7 +699,7 @@ class _Script:
             return replace(line, remarks=(*line.remarks, note)) if program else line
         text = self.shell.restored(text)
         inner = _Script(self.variables, self.arguments)
-        inner.shell, inner.exported, inner.unknown = self.shell, set(self.exported), self.unknown
+        inner.shell, inner.exported, inner.unknown = self.shell, dict(self.exported), self.unknown
         inner.directory, inner.python = line.directory, self.python
         inner.read(text)
         launches = [one for one in inner.launches if one.launched] or inner.launches
