@@ -318,7 +318,7 @@ _OPERATIONS: dict[type, Any] = {
     ast.Div: operator.floordiv,
     ast.Mod: operator.mod,
 }
-_LARGEST = 10**9
+_LARGEST, _LONGEST, _DEEPEST = 10**9, 2**20, 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,6 +379,10 @@ class _Script:
                 if word in {"for", "select", "case"} or (word == "function" and words):
                     self.unknown.update(words[:1])
                     words = words[1:] if word == "function" else []
+            if len(blocks) > _DEEPEST:
+                raise BadValueError(
+                    "the script's blocks are nested too deeply", "give the line that starts the training alone"
+                )
             joined = before[0].operator if before else ""
             if command.operator == "(":
                 function = function or len(words) == 1
@@ -497,6 +501,8 @@ class _Script:
                     value = [self._unquoted(one) for one in value.split()]
                 several = value if isinstance(value, list) else [value]
                 present = present or bool(several)
+                if sum(map(len, several)) + len(pieces[-1]) > _LONGEST:
+                    raise BadValueError("a value is longer than 1 MiB", "give the line that starts the training alone")
                 pieces[-1:] = [pieces[-1] + several[0], *several[1:]] if several else pieces[-1:]
             found += pieces if present else []
         return found

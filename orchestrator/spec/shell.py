@@ -26,6 +26,7 @@ _PATTERN = re.compile(r"[*?]|\[[^\]\s'\"\\;|&]+\]|\{[^{}\s'\"\\]*(?:,|\.\.)[^{}\
 _HOME = re.compile(r"~(?=[/\s;|&<>()]|\Z)|~[A-Za-z0-9_.-]+")
 _NAMES = re.compile(r"\$\{?[#!]?([A-Za-z_][A-Za-z0-9_]*|[0-9@*#])")
 _ARITHMETIC_NAMES = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LITERAL = re.compile(r"[^\s;|&<>()'\"\\$`*?\[{~]+")
 _DEEPEST = 40
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
 
@@ -249,8 +250,9 @@ class _Scanner:
         raise self._unclosed('"')
 
     def _literal(self) -> str:
-        self._at += 1
-        return self._text[self._at - 1]
+        start, run = self._at, _LITERAL.match(self._text, self._at)
+        self._at = run.end() if run is not None else start + 1
+        return self._text[start : self._at]
 
     def _expansion(self, *, quoted: bool) -> str:
         """Read an expansion, and return its mark; the empty string where none begins."""

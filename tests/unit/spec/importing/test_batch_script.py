@@ -181,3 +181,17 @@ def test_a_row_of_the_table_of_idioms(row: list[str]) -> None:
         text = "\n".join((job_text(found.job), *found.remarks))
     for part in _cell(result):
         assert part in text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("X=a\n" + 'X="$X$X"\n' * 40 + "python t.py $X", "longer than 1 MiB"),
+        ("(" * 1000 + "python t.py", "nested too deeply"),
+        ("python t.py " + "$(" * 1000, "not closed"),
+        ("python t.py " + " ".join(f"$A{number}" for number in range(2000)), "different expansions"),
+    ],
+)
+def test_a_script_that_would_take_for_ever_is_refused(text: str, said: str) -> None:
+    with pytest.raises(BadValueError, match=said):
+        import_script(text)
