@@ -703,16 +703,18 @@ class _Script:
             program = next((word for word in line.words[:2] if word.endswith((".sh", ".sbatch", ".slurm"))), "")
             note = f"{program} is not read: if it starts torchrun or another launcher, import it instead"
             return replace(line, remarks=(*line.remarks, note)) if program else line
+        # the outer shell replaces these in single quotation marks too, the reader of the text would not
+        outside = bool(self.shell.open(text)) and "'" in text
         text = self.shell.restored(text)
         inner = _Script(self.variables, self.arguments)
         inner.shell, inner.exported, inner.unknown = self.shell, dict(self.exported), self.unknown
         inner.directory, inner.python = line.directory, self.python
         inner.read(text)
         launches = [one for one in inner.launches if one.launched] or inner.launches
-        if not WORDS.search(text) and (len(inner.launches) != 1 or inner.remarks):
+        if not WORDS.search(text) and (outside or len(inner.launches) != 1 or inner.remarks):
             _refuse_slurm(text, quoted(text))
             return line  # the shell does it all
-        if len(launches) != 1:
+        if outside or len(launches) != 1:
             raise BadValueError(
                 f"line {command.line}, {quoted(command.source)}: a launcher within a shell, which orch would start in each rank",
                 "import the line that starts the launcher alone",
