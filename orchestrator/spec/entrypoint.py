@@ -174,7 +174,7 @@ def without_launchers(entrypoint: Entrypoint) -> Translation | None:
     found: Translation | None = None
     keys: dict[str, str] = {}
     options: tuple[tuple[str, str, str], ...] = ()
-    counted = False
+    counted, unknown = False, ""
     while True:
         module = entrypoint.target if entrypoint.kind == "module" else None
         words = (entrypoint.target, *entrypoint.args)
@@ -188,10 +188,8 @@ def without_launchers(entrypoint: Entrypoint) -> Translation | None:
         step = translate(kind, words[length:], python=entrypoint.python or "python")
         keys = {**keys, **dict(step.keys)}
         options += step.options
-        counted = counted or step.counted
-        found = Translation(
-            launcher=kind.name, words=step.words, keys=tuple(keys.items()), options=options, counted=counted
-        )
+        counted, unknown = counted or step.counted, unknown or step.unknown
+        found = replace(step, keys=tuple(keys.items()), options=options, counted=counted, unknown=unknown)
         try:
             entrypoint = recognize(step.words)
         except EntrypointError:
@@ -334,6 +332,9 @@ def _variable(text: str, position: int) -> str:
 
 _PYTHON_FILE = ".py"
 _ATTACHED_NUMBER = re.compile(r"-([A-Za-z])([0-9]+)")
+_ATTACHED_TEXT = re.compile(r"-([A-Za-z])([^-=].*)")
+_SETS_VARIABLE = frozenset({"x", "env", "genv"})
+_SHELLS = frozenset({"bash", "sh"})
 _ELASTIC_RANGE = re.compile(r"([0-9]{1,6}):([0-9]{1,6})")
 _ALL_GPUS = frozenset({"auto", "gpu"})
 
@@ -343,6 +344,7 @@ class Translation:
     """Replacement of a launch command: the words of one rank's command, and job.yaml keys with values.
 
     ``options`` are those that became neither, as (launcher, name, value). ``counted``: an option gave the number of ranks.
+    ``unknown``: the option, as name=value, whose number of ranks could not be read.
     """
 
     launcher: str
@@ -350,6 +352,7 @@ class Translation:
     keys: tuple[tuple[str, str], ...] = ()
     options: tuple[tuple[str, str, str], ...] = ()
     counted: bool = False
+    unknown: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,13 +400,30 @@ _DEEPSPEED = Launcher(
     ),
     default="auto",
 )
+SLURM_FLAGS = frozenset(
+    {
+        *(
+            "contiguous",
+            "exclusive",
+            "get_user_env",
+            "hold",
+            "ignore_pbs",
+            "nice",
+            "no_kill",
+            "no_requeue",
+            "overcommit",
+        ),
+        *("oversubscribe", "parsable", "propagate", "quiet", "reboot", "requeue", "spread_job", "test_only"),
+        *("use_min_nodes", "verbose", "wait", "H", "k", "O", "Q", "s", "v", "W", "h", "help"),
+    }
+)
+"""Options of sbatch whose value, if they have one, follows an equals sign; every other one takes the next word."""
 _SRUN = Launcher(
     name="srun",
     workers=(("n", "ntasks"),),
-    flags=frozenset(
-        {"l", "label", "u", "unbuffered", "v", "verbose", "q", "quiet", "Q", "K", "k", "no_kill", "E", "exclusive"}
-        | {"overlap", "pty", "s", "oversubscribe", "H", "hold", "mpi_combine", "requeue", "h", "help"}
-    ),
+    flags=(SLURM_FLAGS - {"wait", "W"})
+    | {"l", "label", "u", "unbuffered", "q", "K", "kill_on_bad_exit", "E", "preserve_env", "overlap", "pty", "exact"}
+    | {"whole", "X", "disable_status", "Z", "no_allocate", "mpi_combine", "interactive"},
     runs_python=False,
     keys={"t": "max_duration", "time": "max_duration", "cpus_per_task": "resources.resources_per_worker.cpu"}
     | {"c": "resources.resources_per_worker.cpu", "gpus_per_task": "resources.resources_per_worker.gpu"},
@@ -416,7 +436,7 @@ _MPIRUN = Launcher(
         {"allow_run_as_root", "oversubscribe", "v", "q", "report_bindings", "tag_output", "display_map", "verbose"}
         | {"bind_to_core", "bind_to_none", "nolocal", "gloo", "h", "help"}
     ),
-    pairs=frozenset({"mca", "gmca"}),
+    pairs=frozenset({"mca", "gmca", "env", "genv"}),
     default="auto",
     runs_python=False,
 )
@@ -468,7 +488,8 @@ def find_launcher(words: tuple[str, ...], *, python: str | None, module: str | N
 
 def translate(launcher: Launcher, arguments: tuple[str, ...], *, python: str) -> Translation:
     """Return the replacement of the launcher called with these arguments."""
-    options, rest = _split(launcher, arguments)
+    given, rest = _split(launcher, arguments)
+    options = dict(given)
     if launcher.runs_python and "no_python" not in options:
         module = ("-m",) if options.keys() & {"m", "module"} else ()
         rest = (python, *module, *(rest or ("train.py",)))
@@ -482,18 +503,31 @@ def translate(launcher: Launcher, arguments: tuple[str, ...], *, python: str) ->
         if options.get(option):
             keys[key] = options[option]
     counts = {name for group in (*launcher.workers, *(_SRUN_PER_NODE if launcher is _SRUN else ())) for name in group}
-    others = tuple((launcher.name, n, v) for n, v in options.items() if n not in counts and n not in launcher.keys)
-    counted = any(options.get(name) for name in counts)
-    return Translation(launcher=launcher.name, words=rest, keys=tuple(keys.items()), options=others, counted=counted)
+    others: list[tuple[str, str, str]] = []
+    for option, value in given:
+        if launcher is _MPIRUN and option in _SETS_VARIABLE and (pair := _ASSIGNMENT.fullmatch(value)):
+            keys[f"env.{pair[1]}"] = pair[2]
+        elif option not in counts and option not in launcher.keys:
+            others.append((launcher.name, option, value))
+    counted = [name for name in sorted(counts) if options.get(name)]
+    unknown = next((f"{n}={options[n]}" for n in counted if workers is None and not _bound(options[n], 1)), "")
+    return Translation(
+        launcher=launcher.name,
+        words=rest,
+        keys=tuple(keys.items()),
+        options=tuple(others),
+        counted=bool(counted),
+        unknown=unknown,
+    )
 
 
 def _names(words: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(word.rsplit("/", 1)[-1] if position == 0 else word for position, word in enumerate(words))
 
 
-def _split(launcher: Launcher, arguments: tuple[str, ...]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Separate the launcher's own options from the command that follows them."""
-    options: dict[str, str] = {}
+def _split(launcher: Launcher, arguments: tuple[str, ...]) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
+    """Separate the launcher's own options, each with its value, from the command that follows them."""
+    options: list[tuple[str, str]] = []
     position = 0
     while position < len(arguments):
         word = arguments[position]
@@ -501,18 +535,19 @@ def _split(launcher: Launcher, arguments: tuple[str, ...]) -> tuple[dict[str, st
             return options, arguments[position + 1 :]
         if not word.startswith("-") or word == "-":
             break
-        attached = _ATTACHED_NUMBER.fullmatch(word)
+        attached = _ATTACHED_NUMBER.fullmatch(word) or (launcher is _SRUN and _ATTACHED_TEXT.fullmatch(word))
         following = arguments[position + 1] if position + 1 < len(arguments) else None
         name, equals, value = word.lstrip("-").partition("=")
         name = name.replace("-", "_")
         position += 1
-        if attached is not None:
-            options[attached[1]] = attached[2]
+        if attached:
+            options.append((attached[1], attached[2]))
         elif equals or _takes_nothing(launcher, name, following):
-            options[name] = value
+            options.append((name, value))
         else:
-            options[name] = following or ""
-            position += 2 if name in launcher.pairs else 1
+            pair = name in launcher.pairs
+            options.append((name, "=".join(arguments[position : position + 1 + pair])))
+            position += 1 + pair
     return options, arguments[position:]
 
 
@@ -520,11 +555,13 @@ def _takes_nothing(launcher: Launcher, name: str, following: str | None) -> bool
     if name in launcher.flags or following is None:
         return True
     known = any(name in group for group in launcher.workers) or name in launcher.keys or name in launcher.pairs
-    return not known and (following.startswith("-") or following.endswith(_PYTHON_FILE))
+    program = following.rpartition("/")[2]
+    starts = _PYTHON.fullmatch(program) or any(program == command[0] for command in _COMMANDS) or program in _SHELLS
+    return not known and bool(following.startswith("-") or following.endswith(_PYTHON_FILE) or starts)
 
 
-def _workers(launcher: Launcher, options: dict[str, str]) -> str:
-    """Write `resources.num_workers`: a number, a range, or `auto` for as many as there are GPUs."""
+def _workers(launcher: Launcher, options: dict[str, str]) -> str | None:
+    """Write `resources.num_workers`: a number, a range, or `auto` for as many as there are GPUs; None if it is unknown."""
     groups = launcher.workers
     if launcher is _SRUN and "ntasks_per_node" in options:
         groups = _SRUN_PER_NODE
@@ -534,13 +571,14 @@ def _workers(launcher: Launcher, options: dict[str, str]) -> str:
         return "auto"
     if not present or (launcher.default == "auto" and given[0] is None):
         return launcher.default
-    low = [int(value) for value in (_bound(v, 1) for v in present) if value.isdecimal()]
-    high = [int(value) for value in (_bound(v, 2) for v in present) if value.isdecimal()]
-    if len(low) < len(present):
-        return launcher.default
-    return str(prod(low)) if low == high else f"{{min: {prod(low)}, max: {prod(high)}}}"
+    low, high = prod(_bound(value, 1) for value in present), prod(_bound(value, 2) for value in present)
+    if not low or not high:
+        return None
+    return str(low) if low == high else f"{{min: {low}, max: {high}}}"
 
 
-def _bound(value: str, side: int) -> str:
+def _bound(value: str, side: int) -> int:
+    """Return the smallest or largest number of an option; 0 where it is no number of ranks."""
     elastic = _ELASTIC_RANGE.fullmatch(value)
-    return elastic[side] if elastic is not None else value[:6]
+    text = elastic[side] if elastic is not None else value[:6]
+    return int(text) if text.isdecimal() else 0

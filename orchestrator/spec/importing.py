@@ -1,47 +1,44 @@
 """Converts one shell line that launches a training, or a Slurm batch script, to the keys of job.yaml.
 
-Of a script it reads #SBATCH lines, variables with plain values, `export`, `cd`, the activation of a virtual environment, and the
-one command that starts the training. No line is run. A remark names every other line.
+Of a script it reads the #SBATCH lines that Slurm reads, variables, `export`, `cd`, the activation of a virtual environment, and
+the one command that starts the training. No line is run. A remark names every other line; what bash would replace in the
+command is replaced here, left to a shell with a remark, or refused.
 """
 
 from __future__ import annotations
 
+import ast
+import operator
+import posixpath
 import re
 import shlex
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from orchestrator.spec.entrypoint import WORDS, parse_entrypoint, recognize, without_launchers
+from orchestrator.spec.entrypoint import (
+    SLURM_FLAGS,
+    WORDS,
+    find_launcher,
+    parse_entrypoint,
+    recognize,
+    without_launchers,
+)
 from orchestrator.spec.problems import BadValueError, quoted
+from orchestrator.spec.shell import ASSIGNMENT, Command, Expansion, Shell, items_of
 from orchestrator.spec.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from datetime import timedelta
 
-_SWITCHES = frozenset(
-    {
-        *("--contiguous", "--exclusive", "--get-user-env", "--hold", "--ignore-pbs", "--nice", "--no-kill"),
-        *("--no-requeue", "--overcommit", "--oversubscribe", "--parsable", "--propagate", "--quiet", "--reboot"),
-        *("--requeue", "--spread-job", "--test-only", "--use-min-nodes", "--verbose", "--wait"),
-        *("-H", "-k", "-O", "-Q", "-s", "-v", "-W"),
-    }
-)
-"""Options of sbatch whose value, if they have one, follows an equals sign; every other one takes the next word."""
-_WRAP = "--wrap"
-
 
 class SbatchLine(NamedTuple):
-    """Options as one line of a script, and what they apply to: a script's path, or the command of --wrap."""
+    """A line of sbatch: its options as a line of a script, and what they apply to, a script's path or the command of --wrap."""
 
     directive: str
     script: str = ""
     command: str = ""
     arguments: tuple[str, ...] = ()
-
-    def script_text(self, text: str) -> str:
-        """Return a script's text with the options of the line at its end, where they override those of the script."""
-        return f"{text.rstrip()}\n{self.directive}\n"
 
 
 def read_sbatch(line: str) -> SbatchLine | None:
@@ -56,11 +53,12 @@ def read_sbatch(line: str) -> SbatchLine | None:
     while rest and rest[0].startswith("-"):
         word = rest.pop(0)
         name, equals, value = word.partition("=")
-        takes_next = not equals and word not in _SWITCHES and (word.startswith("--") or len(word) == 2)
+        flag = word.lstrip("-").replace("-", "_") in SLURM_FLAGS
+        takes_next = not equals and not flag and (word.startswith("--") or len(word) == 2)
         if takes_next and not rest:
             raise BadValueError(f"{quoted(word)} has no value", "write it after the option")
         value = rest.pop(0) if takes_next else value
-        if name == _WRAP:
+        if name == "--wrap":
             command = value
         else:
             options += [word, value] if takes_next else [word]
@@ -73,11 +71,11 @@ def read_sbatch(line: str) -> SbatchLine | None:
 
 
 _DIRECTIVE = re.compile(r"#SBATCH\s+(.*)")
+_OTHER_DIRECTIVE = re.compile(r"#(?:PBS|BSUB|COBALT|OAR|\$) ")
+_NODES = re.compile(r"\d+(?:-\d+)?")
 _GRES = re.compile(r"(?:gres/)?gpu(?::([A-Za-z][A-Za-z0-9_.-]*))?(?::(\d+))?(?:\(.*\))?")
 _GPUS = re.compile(r"(?:([A-Za-z][A-Za-z0-9_.-]*):)?(\d+)")
 _MEMORY = re.compile(r"(\d+)([KMGT]?)B?", re.IGNORECASE)
-_ACTIVATE = re.compile(r"(?:source|\.)\s+(\S+)/bin/activate")
-_PROGRAM = re.compile(r"(?:\S*/)?python[0-9.]*")
 _SHORT = {
     "J": "job_name",
     "N": "nodes",
@@ -99,9 +97,6 @@ _SHORT = {
     "b": "begin",
 }
 _MEGABYTE_POWERS = {"K": -1, "M": 0, "": 0, "G": 1, "T": 2}
-_SHELL = frozenset(
-    {"set", "echo", "date", "hostname", "module", "ml", "true", ":", "shopt", "ulimit", "nvidia-smi", "env"}
-)
 _READ = frozenset(
     {
         *("job_name", "nodes", "ntasks", "ntasks_per_node", "cpus_per_task", "gpus", "gpus_per_node", "gpus_per_task"),
@@ -117,67 +112,101 @@ class Gpus(NamedTuple):
     model: str = ""
 
 
-@dataclass(slots=True)
-class _Body:
-    """The values found in the script so far."""
+def import_script(text: str, batch: SbatchLine | None = None) -> Imported:
+    """Return the job that a batch script starts, submitted as ``batch``.
 
-    variables: dict[str, str]
-    env: dict[str, str] = field(default_factory=dict)
-    remarks: list[str] = field(default_factory=list)
-    commands: list[tuple[int, LaunchLine]] = field(default_factory=list)
-    directory: str = ""
-    python: str = ""
+    Raises:
+        BadValueError: no training command, several, or one with a value that is not known.
 
-
-def import_script(text: str) -> Imported:
-    """Return the job that a batch script starts. Raises BadValueError for no training command, or several."""
-    options, remarks = _directives(text)
-    body = _read_body(text, _slurm_variables(options))
-    line = _the_command(body)
-    if body.python:
-        line = replace(line, words=tuple(body.python if word in {"python", "python3"} else word for word in line.words))
-    job: dict[str, Any] = {
-        "version": 1,
-        "name": as_name(options["job_name"]) if options.get("job_name") else name_for(line.words),
-        "entrypoint": entrypoint_text(line.words),
-    }
-    parse_entrypoint(job["entrypoint"])
-    directory = body.directory or options.get("chdir", "")
-    if directory:
-        job["working_dir"] = directory
-    env = {**body.env, **line.env}
-    if env.pop("CUDA_VISIBLE_DEVICES", None) is not None:
-        remarks.append("CUDA_VISIBLE_DEVICES: not carried over; orch picks the GPUs")
-    if env:
-        job["env"] = env
-    set_keys(job, line.keys)
+    """
+    options, remarks = _directives(text, batch.directive if batch else "")
+    script = _Script(_slurm_variables(options), batch.arguments if batch else (), options.get("chdir", ""))
+    script.read(text)
+    line = _the_command(script)
+    name = as_name(options["job_name"]) if options.get("job_name") else name_for(line.words)
+    job: dict[str, Any] = {"version": 1, "name": name}
+    _set_line(job, script, line)
     job["resources"] = _resources(options, line, job.get("resources", {}))
-    if "time" in options:
-        job.setdefault("max_duration", slurm_time(options["time"]))
-    return Imported(job=job, remarks=(*remarks, *body.remarks, *line.remarks, *shell_remarks(line.words)))
+    if duration := slurm_time(options.get("time", "")):
+        job.setdefault("max_duration", duration)
+    return Imported(job=job, remarks=_restored(script, (*remarks, *script.remarks, *line.remarks)))
 
 
-def _directives(text: str) -> tuple[dict[str, str], list[str]]:
+def _restored(script: _Script, remarks: Sequence[str]) -> tuple[str, ...]:
+    """Return each remark once, with the expansions in it as they were written."""
+    return tuple(dict.fromkeys(map(script.shell.restored, remarks)))
+
+
+def import_line(line: str) -> Imported:
+    """Return the job that the line starts. Raises BadValueError for a line that starts none."""
+    script = _Script({})
+    script.read(line)
+    if not script.launches:
+        script = _Script({})
+        script.read(line, alone=True)
+    if not script.launches:
+        raise BadValueError(f"{quoted(line)} starts no command", "give the line that starts the training")
+    found = _the_command(script)
+    job: dict[str, Any] = {"version": 1, "name": name_for(found.words)}
+    _set_line(job, script, found)
+    resources = job.setdefault("resources", {})
+    resources.setdefault("num_workers", 1)
+    resources.setdefault("resources_per_worker", {}).setdefault("gpu", 1)
+    return Imported(job=job, remarks=_restored(script, (*script.remarks, *found.remarks)))
+
+
+def _directives(text: str, last: str) -> tuple[dict[str, str], list[str]]:
+    """Return the options that Slurm reads: those before the first command, and those of ``last``, which override them."""
     options: dict[str, str] = {}
-    for line in text.splitlines():
+    remarks: list[str] = []
+    header = True
+    for number, line in [*enumerate(text.splitlines(), 1), (0, last)]:
+        header = (header and (not line.strip() or line.lstrip().startswith("#"))) or not number
         match = _DIRECTIVE.match(line)
         if match is None:
+            if header and _OTHER_DIRECTIVE.match(line):
+                remarks.append(f"line {number}, {quoted(line)}: not carried over; only #SBATCH lines are read")
+            continue
+        if not header:
+            remarks.append(f"line {number}, {quoted(line)}: not carried over; Slurm reads none after the first command")
             continue
         try:
             words = shlex.split(match[1], comments=True)
         except ValueError as error:
             raise BadValueError(f"{quoted(line)}: a quotation mark is not closed", "close it") from error
+        if words == ["hetjob"]:
+            raise BadValueError(
+                f"{quoted(line)}: ranks of one job have the same resources", "import each part as a script"
+            )
         while words:
             word = words.pop(0)
             name, equals, value = word.lstrip("-").partition("=")
-            if not word.startswith("--") and len(word) > 2 and not equals:
+            if not word.startswith("--") and len(word) > 2 and word[1] in _SHORT:
                 name, value = word[1], word[2:]
             elif not equals and words and not words[0].startswith("-"):
                 value = words.pop(0)
             name = name.replace("-", "_")
             options[_SHORT.get(name, name)] = value
     found = (remark("sbatch", name, value) for name, value in options.items() if name not in _READ)
-    return options, [text for text in found if text]
+    return options, [*remarks, *(text for text in found if text), *_check(options)]
+
+
+def _check(options: Mapping[str, str]) -> Iterator[str]:
+    """Raise BadValueError for a value that is read and not understood; return remarks about generic resources."""
+    forms = {"nodes": _NODES, "mem": _MEMORY, "mem_per_cpu": _MEMORY, "mem_per_gpu": _MEMORY}
+    forms |= dict.fromkeys(("gpus", "gpus_per_node", "gpus_per_task"), _GPUS)
+    forms |= dict.fromkeys(("ntasks", "ntasks_per_node", "cpus_per_task", "cpus_per_gpu"), re.compile(r"\d+"))
+    for name, value in options.items():
+        if name in forms and not forms[name].fullmatch(value):
+            raise BadValueError(
+                f"sbatch {shown(name, value)}: the value is not understood",
+                "write a number; sbatch expands no variables",
+            )
+    for part in filter(None, options.get("gres", "").split(",")):
+        if _GRES.fullmatch(part) is None and part != "none":
+            if part.startswith("gpu"):
+                raise BadValueError(f"sbatch --gres={part}: the value is not understood", "write gpu:NUMBER")
+            yield f"sbatch --gres={part}: not carried over"
 
 
 def _slurm_variables(options: Mapping[str, str]) -> dict[str, str]:
@@ -203,15 +232,16 @@ def _slurm_variables(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _nodes(options: Mapping[str, str]) -> int:
-    text = options.get("nodes", "1").partition("-")[0]
-    return max(int(text), 1) if text.isdecimal() else 1
+    text = options.get("nodes", "").partition("-")[0]
+    if not text and "ntasks" in options and "ntasks_per_node" in options:
+        return max(-(-int(options["ntasks"]) // max(int(options["ntasks_per_node"]), 1)), 1)
+    return max(int(text or 1), 1)
 
 
 def _tasks(options: Mapping[str, str]) -> int:
-    if options.get("ntasks", "").isdecimal():
+    if "ntasks" in options:
         return max(int(options["ntasks"]), 1)
-    each = options.get("ntasks_per_node", "1")
-    return _nodes(options) * (int(each) if each.isdecimal() else 1)
+    return _nodes(options) * max(int(options.get("ntasks_per_node", 1)), 1)
 
 
 def gpus_of(options: Mapping[str, str]) -> Gpus:
@@ -225,86 +255,614 @@ def gpus_of(options: Mapping[str, str]) -> Gpus:
     return Gpus(None)
 
 
-def _read_body(text: str, variables: dict[str, str]) -> _Body:
-    body = _Body(variables=variables)
-    pending, first = "", 0
-    for number, line in enumerate(text.splitlines(), 1):
-        pending, first = pending + line.strip(), first if pending else number
-        if pending.endswith("\\"):
-            pending = pending[:-1] + " "
-            continue
-        if pending and not pending.startswith("#"):
-            _read_line(body, first, pending)
-        pending = ""
-    return body
+_OPENING = {"if": "fi", "for": "done", "while": "done", "until": "done", "select": "done", "case": "esac", "{": "}"}
+_LOOPS = frozenset({"for", "while", "until", "select"})
+_KEYWORDS = frozenset({*_OPENING, *_OPENING.values(), "then", "elif", "else", "do", "function", "!"})
+_DECLARE = frozenset({"export", "declare", "typeset", "local", "readonly"})
+_TESTS = frozenset({"[", "[[", "test"})
+_SILENT = frozenset(
+    {"set", "echo", "date", "hostname", "wait", "sleep", "pwd", "which", "printf", "true", ":", "exit", "break"}
+)
+_PREFIXES = {
+    **dict.fromkeys(("nohup", "command", "setsid", "unbuffer", "taskset", "chrt"), ""),
+    "exec": "a",
+    "time": "fo",
+    "stdbuf": "ioe",
+    "env": "uC",
+    "nice": "n",
+    "ionice": "cnp",
+    "timeout": "sk",
+    "numactl": "NmCpP",
+}
+"""Programs that run the words after their options, with the short options that take the next word."""
+_WITH_OPERAND = frozenset({"timeout", "taskset", "chrt"})
+_NO_EFFECT = frozenset({"nohup", "exec", "time", "command", "setsid", "stdbuf", "env", "unbuffer"})
+_LONG_WITH_VALUE = frozenset(
+    {"unset", "chdir", "adjustment", "signal", "kill_after", "class", "classdata", "output", "format", "input", "error"}
+    | {"cpunodebind", "membind", "physcpubind", "interleave", "preferred"}
+)
+_WRAPPERS = {
+    **dict.fromkeys(("singularity", "apptainer", "docker", "podman"), ("exec", "run")),
+    **dict.fromkeys(("conda", "mamba", "micromamba", "uv", "poetry", "pipenv", "pixi", "hatch"), ("run",)),
+    "nsys": ("profile",),
+}
+"""Programs that run a command in another environment, with the words that say so; they stay in the entry point."""
+_PROGRAM = re.compile(r"python[0-9.]*")
+_NOT_TRAINING = frozenset({"-c", "-V", "--version", "-", "setup.py"})
+_NOT_TRAINING_MODULES = frozenset({"pip", "venv", "virtualenv", "ensurepip", "compileall", "site"})
+_NUMBERS = frozenset(
+    {"retry.max_restarts.user", *(f"resources.resources_per_worker.{name}" for name in ("cpu", "gpu"))}
+)
+_ERRANDS = frozenset(
+    {"hostname", "nvidia-smi", "echo", "date", "env", "mkdir", "rm", "cp", "mv", "tar", "rsync", "ls", "true"}
+)
+"""Programs that a script starts with srun, and that are no training."""
+_OURS = frozenset(
+    {"CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
+)
+_SLURM_COUNTERPARTS = {
+    "SLURM_PROCID": "$RANK",
+    "SLURM_LOCALID": "$LOCAL_RANK",
+    "SLURM_JOB_ID": "$ORCH_JOB_ID",
+    "SLURM_JOBID": "$ORCH_JOB_ID",
+}
+_SLURM_PROGRAM = re.compile(r"\b(?:srun|scontrol|squeue|sacct|sinfo|sbatch)\b")
+_RUNS_PROGRAM = re.compile(r"`|\$\((?!\()")
+_DEFAULT = re.compile(r"\$\{([A-Za-z_0-9]+):?([-=])(.*)\}", re.DOTALL)
+_NAME = re.compile(r"\$(?:\{([A-Za-z_]\w*|[0-9]+|[@*#])\}|([A-Za-z_]\w*|[0-9]|[@*#]))", re.ASCII)
+_ARRAY = re.compile(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}", re.ASCII)
+_OPERATIONS: dict[type, Any] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_LARGEST, _LONGEST, _DEEPEST = 10**9, 2**20, 100
 
 
-def _read_line(body: _Body, number: int, line: str) -> None:
-    exported = line.startswith("export ")
-    match = ASSIGNMENT.fullmatch(line.removeprefix("export ").strip())
-    if match is not None and (value := _plain_value(match[2], body.variables)) is not None:
-        body.variables[match[1]] = value
-        if exported:
-            body.env[match[1]] = plain(value)
-    elif match is not None and match[2].lstrip('"').startswith(("$(", "(", "`")):
-        body.remarks.append(f"line {number}, {quoted(line)}: not carried over; its variable has no value here")
-    elif (activated := _ACTIVATE.fullmatch(line)) is not None:
-        body.python = plain(f"{expand(activated[1], body.variables)}/bin/python")
-    elif line.startswith("cd ") and len(words := shlex.split(line)) == 2:
-        body.directory = plain(expand(words[1], body.variables))
-    elif _is_training(line):
-        body.commands.append((number, read_line(line, body.variables)))
-    elif line.split(maxsplit=1)[0] not in {"set", "echo", "date", "hostname"}:
-        body.remarks.append(f"line {number}, {quoted(line)}: not carried over{_instead(line)}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """The keys of job.yaml, nested as in the file, and a remark for each thing that has no key."""
+
+    job: dict[str, Any]
+    remarks: tuple[str, ...] = ()
 
 
-def _plain_value(text: str, known: Mapping[str, str]) -> str | None:
-    """Return the value of an assignment that needs no shell; None where it needs one."""
-    text = with_literals(text)
-    try:
-        words = shlex.split(text, comments=True)
-    except ValueError:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchLine:
+    """A command without its launchers: one rank's command, keys of job.yaml, its variables and directory, and remarks.
+
+    ``counted``: an option of a launcher gives the number of ranks.
+    """
+
+    number: int
+    words: tuple[str, ...]
+    keys: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    directory: str = ""
+    launched: bool = False
+    counted: bool = False
+    remarks: tuple[str, ...] = ()
+
+
+class _Script:
+    """The variables, directory and training commands found so far, in the order of the script."""
+
+    def __init__(self, variables: Mapping[str, str], arguments: Sequence[str] = (), directory: str = "") -> None:
+        self.shell = Shell()
+        self.variables = dict(variables)
+        self.arguments = tuple(arguments)
+        self.unknown: set[str] = set()
+        self.exported: dict[str, None] = {}  # in the order of the script
+        self.directory = directory
+        self.piped = False  # whether the output of the training goes to the next command
+        self.python = ""
+        self.remarks: list[str] = []
+        self.launches: list[LaunchLine] = []
+
+    def read(self, text: str, *, alone: bool = False) -> None:
+        """Read a script's text; with ``alone``, every command is a training."""
+        blocks: list[str] = []
+        function = False
+        before: tuple[Command, list[str]] | None = None
+        for command in self.shell.commands(text):
+            words = list(command.words)
+            while words and words[0] in _KEYWORDS:
+                word = words.pop(0)
+                if blocks and word == _OPENING.get(blocks[-1].removesuffix("()")):
+                    blocks.pop()
+                elif word in _OPENING:
+                    blocks.append(word + "()" * function)
+                    function = False
+                function = function or word == "function"
+                if word in {"for", "select", "case"} or (word == "function" and words):
+                    self.unknown.update(words[:1])
+                    words = words[1:] if word == "function" else []
+            if len(blocks) > _DEEPEST:
+                raise BadValueError(
+                    "the script's blocks are nested too deeply", "give the line that starts the training alone"
+                )
+            joined = before[0].operator if before else ""
+            if command.operator == "(":
+                function = function or len(words) == 1
+                blocks.append("(")
+            elif command.operator == ")" and blocks and blocks[-1] == "(":
+                blocks.pop()
+            elif command.operator == ")":  # a pattern of `case`
+                words = []
+            inside = next((name for name in (*(b for b in blocks if b in _LOOPS), *blocks) if name not in "{("), "")
+            tested = joined == "&&" and before is not None and before[1][:1] and before[1][0] in _TESTS
+            inside = "||" if joined == "||" else inside or ("&&" if tested else "")
+            if words and words[0] in {"exit", "return"} and not inside and joined != "&&":
+                return
+            if words and not (command.operator == "(" and function):
+                self._command(command, words, inside, joined, alone=alone)
+            if words or command.operator not in {"", "\n"}:
+                before = (command, words)
+
+    def _command(self, command: Command, words: list[str], inside: str, joined: str, *, alone: bool) -> None:
+        first = self.shell.restored(words[0])
+        changes = words[1:] if first in _DECLARE else words
+        pairs = [ASSIGNMENT.fullmatch(word) for word in changes]
+        if first in _DECLARE or all(pairs):
+            self._assign(command, changes, inside, exported=first == "export" or "-x" in changes)
+            return
+        notes: list[str] = []
+        expanded = self.expanded(words, notes)
+        program = expanded[0] if expanded else ""
+        if program == ":":  # `: ${NAME:=value}` gives a variable its value
+            self.remarks += notes
+        if joined in {"|", "|&"} and not self._starts_training(expanded):
+            if self.piped and program == "tee":
+                note = f"| {command.source}: left out; `orch logs` shows the output"
+                self.launches[-1] = replace(self.launches[-1], remarks=(*self.launches[-1].remarks, note))
+            elif self.piped:
+                self._refuse_joined(joined)
+            return
+        self.piped = False
+        if program in {"source", "."} and len(expanded) > 1 and expanded[1].endswith("/bin/activate") and not inside:
+            self.python = expanded[1].removesuffix("activate") + "python"
+        elif program == "cd" and not inside and (place := self._place(expanded[1:])):
+            # the directory of the submission, `.`, is not relative to --chdir
+            submitted = "SLURM_SUBMIT_DIR" in self.shell.restored(words[1])
+            self.directory = posixpath.join("" if submitted else self.directory, place)
+        elif self._starts_training(expanded) or (alone and program not in {"cd", *_SILENT}):
+            self._training(command, words, inside, joined)
+        elif program in {"read", "mapfile", "readarray", "unset", "getopts"}:
+            self.unknown.update(word for word in expanded[1:] if not word.startswith("-"))
+            self._leave_out(command, program)
+        elif program not in _SILENT or (program == "set" and {"-a", "--"} & set(expanded)):
+            self._leave_out(command, program)
+
+    def _place(self, words: Sequence[str]) -> str:
+        known = len(words) == 1 and not words[0].startswith("-") and not self.shell.open(words[0])
+        return words[0] if known else ""
+
+    def _leave_out(self, command: Command, program: str) -> None:
+        instead = "; put it into a script that the job runs"
+        if program in {"module", "ml"}:
+            instead = "; load it before `orch submit`: the `python` that is found then is the job's"
+        elif program in {"conda", "source", "."}:
+            instead = "; activate it before `orch submit`: the `python` that is found then is the job's"
+        elif program == "cd":
+            instead = "; set working_dir"
+        self.remarks.append(f"line {command.line}, {quoted(command.source)}: not carried over{instead}")
+
+    def _assign(self, command: Command, words: Sequence[str], inside: str, *, exported: bool) -> None:
+        for word in words:
+            match = ASSIGNMENT.fullmatch(word)
+            name = match[1] if match else word
+            if not name.isidentifier():
+                continue
+            if exported:
+                self.exported[name] = None
+            if inside:
+                if name not in self.variables:
+                    self.unknown.add(name)
+                stays = f", so ${name} stays {quoted(self.variables[name])}" if name in self.variables else ""
+                self.remarks.append(
+                    f"line {command.line}, {quoted(command.source)}: not carried over; it is in `{inside}`{stays}"
+                )
+            elif match is not None:
+                value = self._value(match[3])
+                old = self.variables.get(name, "")
+                if match[2] and old.startswith("\0") and value.startswith("\0"):
+                    value = value[1:]
+                self.variables[name] = old + value if match[2] else value
+                self.unknown.discard(name)
+                if any(_RUNS_PROGRAM.match(one.text) for one in self.shell.open(match[3])):
+                    self.remarks.append(
+                        f"line {command.line}, {quoted(command.source)}: not run here; its text replaces ${name} where that is used"
+                    )
+
+    def _value(self, text: str) -> str:
+        """Return the value of an assignment: bash divides no words in it, and matches no file names."""
+        if text.startswith("\0"):
+            return "\0" + "".join(f"{word}\0" for word in self.expanded(items_of(text), self.remarks))
+        text = "".join(
+            part if isinstance(part, str)
+            else self.shell.mark(part.text, quoted=True) if part.text.startswith(("$", "`")) and part.text[:2] != "$'"
+            else self.shell.mark(part.text, quoted=False) if part.text[0] in "~$<>"
+            else part.text
+            for part in self.shell.parts(text)
+        )  # fmt: skip
+        return " ".join(self.expanded([text], self.remarks))
+
+    def expanded(self, words: Sequence[str], remarks: list[str]) -> list[str]:
+        """Return the words with every expansion replaced whose value is known; an unquoted value becomes several words."""
+        found: list[str] = []
+        for word in words:
+            pieces = [""]
+            present = not word
+            for part in self.shell.parts(word):
+                value = self._known(part, remarks) if isinstance(part, Expansion) else part
+                if isinstance(part, Expansion) and not part.quoted and isinstance(value, str):
+                    value = [self._unquoted(one) for one in value.split()]
+                several = value if isinstance(value, list) else [value]
+                present = present or bool(several)
+                if sum(map(len, several)) + len(pieces[-1]) > _LONGEST:
+                    raise BadValueError("a value is longer than 1 MiB", "give the line that starts the training alone")
+                pieces[-1:] = [pieces[-1] + several[0], *several[1:]] if several else pieces[-1:]
+            found += pieces if present else []
+        return found
+
+    def _unquoted(self, text: str) -> str:
+        """Return a word of an unquoted value: patterns of file names are active in it."""
+        word = "".join(
+            self.shell.mark(part.text, quoted=False) if isinstance(part, Expansion) else part
+            for part in self.shell.parts(text)
+        )
+        return re.sub(r"[*?]|\[[^\]\s]+\]", lambda match: self.shell.mark(match[0], quoted=False), word)
+
+    def _known(self, part: Expansion, remarks: list[str]) -> str | list[str]:
+        """Return the value of an expansion, a list for an array; what is not known stays the expansion's mark."""
+        mark = self.shell.mark(part.text, quoted=part.quoted)
+        if part.text.startswith("$(("):
+            return self._number(part.text[3:-2], mark)
+        if (array := _ARRAY.fullmatch(part.text)) is not None and self.variables.get(array[1], "").startswith("\0"):
+            return self._items(items_of(self.variables[array[1]]), part)
+        match = _NAME.fullmatch(part.text)
+        name = (match[1] or match[2]) if match is not None else ""
+        if name in {"@", "*"}:
+            if not self.arguments:
+                remarks.append(f"{part.text}: the script's arguments; there are none, add yours to the entrypoint")
+            return self._items(list(self.arguments), part)
+        if name == "#":
+            return str(len(self.arguments))
+        default = _DEFAULT.fullmatch(part.text)
+        wanted = default[1] if default is not None else name
+        value = self.variables.get(wanted)
+        if wanted.isdecimal() and 0 < int(wanted) <= len(self.arguments):
+            value = self.arguments[int(wanted) - 1]
+        if value is not None:
+            return value if not value.startswith("\0") else (items_of(value) or [""])[0]
+        text = default[3] if default is not None else "'"
+        text = text[1:-1] if text[:1] == text[-1:] == '"' and len(text) > 1 else text
+        if default is not None and wanted not in self.unknown and not {"'", '"'} & set(text):
+            value = " ".join(self.expanded([self.shell.word(text)], remarks))
+            if default[2] == "=":
+                self.variables[wanted] = value
+            remarks.append(f"{part.text}: {wanted} has no value here, {quoted(self.shell.restored(value))} is taken")
+            return value
+        if name in _SLURM_COUNTERPARTS:
+            return [self.shell.mark(_SLURM_COUNTERPARTS[name], quoted=part.quoted)]
+        return [mark]
+
+    def _items(self, words: list[str], part: Expansion) -> list[str]:
+        if part.quoted:
+            return words if "*" not in part.text else [" ".join(words)]
+        return [self._unquoted(one) for word in words for one in word.split()]
+
+    def _number(self, text: str, mark: str) -> str | list[str]:
+        """Return the value of an arithmetic expression of known whole numbers."""
+        text = re.sub(
+            r"\$?\{?([A-Za-z_][A-Za-z0-9_]*)\}?", lambda match: self.variables.get(match[1], match[0]), text
+        ).strip()
+        if not re.fullmatch(r"[0-9+*/%() -]{1,200}", text):
+            return [mark]
+        try:
+            return str(_result(ast.parse(text, mode="eval").body))
+        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+            return [mark]
+
+    def _starts_training(self, words: Sequence[str]) -> bool:
+        rest = list(words)
+        while rest and (ASSIGNMENT.fullmatch(rest[0]) or rest[0].rpartition("/")[2] in _PREFIXES):
+            rest, _ = _without_prefix(rest)
+        if not rest:
+            return False
+        program = rest[0].rpartition("/")[2]
+        if _PROGRAM.fullmatch(program):
+            options = [word for word in rest[1:3] if word != "-u"]
+            module = options[1] if options[:1] == ["-m"] and len(options) > 1 else ""
+            return bool(options) and options[0] not in _NOT_TRAINING and module not in _NOT_TRAINING_MODULES
+        if (text := _inner_text(rest)) is not None:
+            text = self.shell.restored(text)
+            return bool(WORDS.search(text) or re.search(r"(?:^|[\s/])python[0-9.]*\s", text))
+        if _wrapped(rest):
+            return True
+        if find_launcher(tuple(rest), python=None, module=None) is None:
+            return False
+        step = without_launchers(recognize(tuple(rest)))
+        started = step.words if step is not None else ("",)
+        program = started[0].rpartition("/")[2]
+        return program not in _ERRANDS and (not _PROGRAM.fullmatch(program) or self._starts_training(started))
+
+    def _training(self, command: Command, raw: list[str], inside: str, joined: str) -> None:
+        if inside in _LOOPS:
+            raise BadValueError(
+                f"line {command.line}, {quoted(command.source)}: it is in a loop (`{inside}`)",
+                "give the line alone; matrix: makes a job of each value, and retry: starts a job again",
+            )
+        if inside == "||" or joined in {"|", "|&"}:
+            self._refuse_joined(joined)
+        self.piped = command.operator in {"|", "|&"}
+        remarks: list[str] = []
+        if inside:
+            place = "a function" if inside.endswith("()") else f"`{inside}`"
+            remarks.append(
+                f"line {command.line}, {quoted(command.source)}: taken as if it always runs; it is in {place}"
+            )
+        if command.document or any("<<<" in one for one in command.redirections):
+            raise BadValueError(
+                f"line {command.line}, {quoted(command.source)}: its input is a text of the script",
+                "write the text to a file, and give the command that reads it",
+            )
+        for one in command.redirections:
+            instead = "a rank has no standard input" if "<" in one else "`orch logs` shows the output"
+            remarks.append(f"{one}: left out; {instead}")
+        self.launches.append(self._launch(command, raw, remarks))
+
+    @staticmethod
+    def _refuse_joined(operator: str) -> NoReturn:
+        raise BadValueError(
+            f"{quoted(operator)} joins several commands", "give the one that starts the training, or a script file"
+        )
+
+    def _launch(self, command: Command, raw: Sequence[str], remarks: list[str]) -> LaunchLine:
+        """Return the command without prefixes and launchers, in whatever order they stand."""
+        env = {name: self.variables[name] for name in self.exported if name in self.variables}
+        words = list(raw)
+        while words and (match := ASSIGNMENT.fullmatch(words[0])) is not None:
+            env[match[1]] = self._value(match[3])
+            words.pop(0)
+        words = self.expanded(words, remarks)
+        keys: dict[str, str] = {}
+        kept: list[str] = []
+        launched = counted = False
+        while words:
+            program = words[0].rpartition("/")[2]
+            if (match := ASSIGNMENT.fullmatch(words[0])) is not None:
+                env[match[1]] = match[3]
+                words.pop(0)
+                continue
+            if program in _PREFIXES:
+                words, options = _without_prefix(words)
+                if program == "timeout" and (limit := re.fullmatch(r"0*(\d+)([smhd]?)", (options or [""])[-1])):
+                    keys["max_duration"] = limit[1] + (limit[2] or "s") if limit[1] != "0" else ""
+                elif program not in _NO_EFFECT or (program == "env" and options):
+                    remarks.append(
+                        f"{self.shell.restored(' '.join((program, *options)))}: left out; orch binds and limits the ranks"
+                    )
+                continue
+            start = _wrapped(words)
+            if start and find_launcher(tuple(words[start:]), python=None, module=None) is not None:
+                kept, words = kept + words[:start], words[start:]
+                continue
+            step = without_launchers(recognize(tuple(words)))
+            if step is None:
+                break
+            if step.unknown:
+                raise BadValueError(
+                    f"{step.launcher} {self.shell.restored(shown(*step.unknown.split('=', 1)))}: the number of ranks is not known",
+                    "write the number, or set the variable in the script or before the command: NAME=8 torchrun ...",
+                )
+            for launcher, option, value in step.options:
+                if option == "multi_prog":
+                    raise BadValueError(
+                        "srun --multi-prog: ranks of one job run the same command", "import each line of its file"
+                    )
+                if launcher == "mpirun" and option == "x" and value in env:
+                    continue
+                if (found := remark(launcher, option, value)) is not None:
+                    remarks.append(found)
+            if _passes_local_rank(words, {option for _, option, _ in step.options}):
+                remarks.append(
+                    "the launcher passes --local-rank to the script, orch does not: read the variable LOCAL_RANK"
+                )
+            given = dict(step.keys)
+            if "max_duration" in given:
+                given["max_duration"] = slurm_time(self.shell.restored(given["max_duration"]))
+            keys |= given
+            launched, counted = True, counted or step.counted
+            words = list(step.words)
+        if not words:
+            raise BadValueError(f"{quoted(command.source)} starts no command", "give the line that starts the training")
+        for key in [key for key in keys if key.startswith("env.")]:
+            env[key.removeprefix("env.")] = keys.pop(key)
+        for key, value in list(keys.items()):
+            number = _GPUS.fullmatch(value) if key.startswith("resources.resources") else None
+            if number is not None:
+                keys |= {key: number[2], **({f"{key}_model": number[1]} if number[1] else {})}
+            elif self.shell.open(value) or (key in _NUMBERS and not value.isdecimal()):
+                raise BadValueError(
+                    f"{quoted(self.shell.restored(value))}: this value of {key} is not known", "write the number"
+                )
+        keys = {key: value for key, value in keys.items() if value}
+        line = LaunchLine(
+            number=command.line, words=tuple(kept + words), keys=keys, env=env, directory=self.directory,
+            launched=launched, counted=counted, remarks=tuple(remarks),
+        )  # fmt: skip
+        return self._opened(command, line)
+
+    def _opened(self, command: Command, line: LaunchLine) -> LaunchLine:
+        """Read the text of `bash -c` as a script of its own: the training in it, if that is all it does."""
+        text = _inner_text(line.words)
+        if text is None:
+            program = next((word for word in line.words[:2] if word.endswith((".sh", ".sbatch", ".slurm"))), "")
+            note = f"{program} is not read: if it starts torchrun or another launcher, import it instead"
+            return replace(line, remarks=(*line.remarks, note)) if program else line
+        # the outer shell replaces these in single quotation marks too, the reader of the text would not
+        outside = bool(self.shell.open(text)) and "'" in text
+        text = self.shell.restored(text)
+        inner = _Script(self.variables, self.arguments)
+        inner.shell, inner.exported, inner.unknown = self.shell, dict(self.exported), self.unknown
+        inner.directory, inner.python = line.directory, self.python
+        inner.read(text)
+        launches = [one for one in inner.launches if one.launched] or inner.launches
+        if not WORDS.search(text) and (outside or len(inner.launches) != 1 or inner.remarks):
+            _refuse_slurm(text, quoted(text))
+            return line  # the shell does it all
+        if outside or len(launches) != 1:
+            raise BadValueError(
+                f"line {command.line}, {quoted(command.source)}: a launcher within a shell, which orch would start in each rank",
+                "import the line that starts the launcher alone",
+            )
+        self.remarks += inner.remarks
+        found = launches[0]
+        self.python = inner.python
+        return replace(
+            found, number=line.number, keys={**line.keys, **found.keys}, env={**line.env, **found.env},
+            launched=line.launched or found.launched, counted=line.counted or found.counted,
+            remarks=(*line.remarks, *found.remarks),
+        )  # fmt: skip
+
+
+def _result(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int) and node.value < _LARGEST:
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        found = int(_OPERATIONS[type(node.op)](_result(node.left), _result(node.right)))
+        if abs(found) < _LARGEST:
+            return found
+    raise ValueError
+
+
+def _without_prefix(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words after a prefix such as `timeout`, its options and its operand; and these."""
+    program = words[0].rpartition("/")[2]
+    at = 1
+    if program not in _PREFIXES:  # an assignment
+        return list(words[1:]), []
+    while at < len(words) and words[at].startswith("-"):
+        word = words[at]
+        long = word.startswith("--")
+        takes_next = (
+            (word[2:].replace("-", "_") in _LONG_WITH_VALUE) if long else word[1:] in _PREFIXES[program] and word[1:]
+        )
+        at += 2 if takes_next else 1
+    at += program in _WITH_OPERAND
+    return list(words[at:]), list(words[1:at])
+
+
+def _inner_text(words: Sequence[str]) -> str | None:
+    """Return the text that `bash -c` or `eval` runs; None for any other command."""
+    if words[0] == "eval":
+        return " ".join(words[1:])
+    if words[0].rpartition("/")[2] not in {"bash", "sh"}:
         return None
-    if len(words) > 1 or "$(" in text or "`" in text:
-        return None
-    return expand(words[0], known) if words else ""
+    for at, word in enumerate(words[1:], 1):
+        if not word.startswith("-"):
+            return None
+        if not word.startswith("--") and word.endswith("c"):
+            return words[at + 1] if at + 1 < len(words) else None
+    return None
 
 
-def _is_training(line: str) -> bool:
-    first = line.split(maxsplit=1)[0]
-    if first in _SHELL:
-        return False
-    return bool(
-        WORDS.search(line) or _PROGRAM.fullmatch(first) or re.search(r"(?:^|\s)(?:\S*/)?python[0-9.]*\s+\S", line)
-    )
+def _wrapped(words: Sequence[str]) -> int:
+    """Return where the command begins that a container or an environment's tool runs; 0 for any other command."""
+    commands = _WRAPPERS.get(words[0].rpartition("/")[2], ())
+    if not set(words[1:3]) & set(commands):
+        return 0
+    inner = (at for at in range(2, len(words)) if _is_program(words[at:]))
+    return next(inner, 0)
 
 
-def _instead(line: str) -> str:
-    if line.startswith(("module ", "ml ")):
-        return "; load it before `orch submit`: the `python` that is found then is the job's"
-    if line.startswith("conda ") or line.split(maxsplit=1)[0] in {"source", "."}:
-        return "; activate it before `orch submit`: the `python` that is found then is the job's"
-    return "; put it into a script that the job runs" if not ASSIGNMENT.match(line.removeprefix("export ")) else ""
+def _is_program(words: Sequence[str]) -> bool:
+    found = find_launcher(tuple(words), python=None, module=None) or _PROGRAM.fullmatch(words[0].rpartition("/")[2])
+    return bool(found or words[0] in {"bash", "sh"})
 
 
-def _the_command(body: _Body) -> LaunchLine:
-    if not body.commands:
+def _the_command(script: _Script) -> LaunchLine:
+    if not script.launches:
         raise BadValueError(
             "no line of the script starts a training",
             "it needs one with python, srun, torchrun, accelerate or deepspeed",
         )
-    launched = [item for item in body.commands if item[1].launched] or body.commands
+    launched = [line for line in script.launches if line.launched] or script.launches
     if len(launched) > 1:
-        numbers = ", ".join(str(number) for number, _ in launched)
+        numbers = ", ".join(str(line.number) for line in launched)
         raise BadValueError(
             f"lines {numbers} each start a training", "import each as a line of its own: orch import 'srun python ...'"
         )
-    for number, line in body.commands:
-        if line is not launched[0][1]:
-            body.remarks.append(
-                f"line {number}, {quoted(shlex.join(map(plain, line.words)))}: not carried over; make it a job of its own, and use depends_on"
+    for line in script.launches:
+        if line is not launched[0]:
+            text = shlex.join(line.words)
+            script.remarks.append(
+                f"line {line.number}, {quoted(text)}: not carried over; make it a job of its own, and use depends_on"
             )
-    return launched[0][1]
+    return launched[0]
+
+
+def _refuse_slurm(text: str, shown: str) -> None:
+    if _SLURM_PROGRAM.search(text) or "SLURM_" in text:
+        raise BadValueError(f"{shown}: Slurm is not there, and orch has no such value", "write the value into the line")
+
+
+def _set_line(job: dict[str, Any], script: _Script, line: LaunchLine) -> None:
+    """Put the command into the job, its variables, and its directory. Raises BadValueError for a value that is not known."""
+    shell = script.shell
+    words = list(line.words)
+    if script.python and (named := [at for at, word in enumerate(words) if word in {"python", "python3"}]):
+        words[named[0]] = script.python
+    elif script.python:
+        script.remarks.append(
+            f"{shell.restored(script.python)}: not carried over; the command does not begin with python"
+        )
+    env = dict(line.env)
+    for name in sorted(_OURS & env.keys()):
+        del env[name]
+        what = "orch picks the GPUs" if name == "CUDA_VISIBLE_DEVICES" else "orch sets it"
+        script.remarks.append(f"{name}: not carried over; {what}")
+    for name, value in list(env.items()):
+        if any(_SLURM_PROGRAM.search(one.text) or "SLURM_" in one.text for one in shell.open(value)):
+            del env[name]
+            script.remarks.append(
+                f"{name}={shell.restored(value)}: not carried over; Slurm is not there, set it in env"
+            )
+    late = {name: value for name, value in env.items() if shell.open(value)}
+    opened = [one for word in (*words, *late.values()) for one in shell.open(word)]
+    if not opened:
+        job["entrypoint"] = shlex.join(words)
+    else:
+        names = sorted({name for one in opened for name in one.names()})
+        for one in opened:
+            _refuse_slurm(one.text, one.text)
+        if lost := [name for name in names if name in script.unknown or name[0] in "0123456789@*#"]:
+            raise BadValueError(
+                f"${lost[0]}: its value is not known",
+                "write the value into the line, or give arguments: orch import 'sbatch SCRIPT VALUE'",
+            )
+        # a plain `$NAME` that is left had no value where it stood
+        needed = sorted({name for one in opened if not _NAME.fullmatch(one.text) for name in one.names()})
+        own = [f"{name}={shell.written(script.variables[name])}; " for name in needed if name in script.variables]
+        texts = [f"{name}={shell.written(value)} " for name, value in late.items()]
+        job["entrypoint"] = (
+            f"bash -c {shlex.quote(''.join((*own, *texts)) + 'exec ' + ' '.join(map(shell.written, words)))}"
+        )
+        what = ", ".join(dict.fromkeys(one.text for one in opened))
+        script.remarks.append(
+            f"{what}: left to a shell on the rank's node, which starts slower; write the value, or set it in env:"
+        )
+    parse_entrypoint(job["entrypoint"])
+    if line.directory:
+        job["working_dir"] = line.directory
+    if plain := {name: value for name, value in env.items() if name not in late}:
+        job["env"] = {
+            name: (items_of(value) or [""])[0] if value.startswith("\0") else value for name, value in plain.items()
+        }
+    set_keys(job, line.keys)
 
 
 def _resources(options: Mapping[str, str], line: LaunchLine, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -362,6 +920,7 @@ NOT_NEEDED = frozenset(
         *("no_ssh_check", "no_local_rank", "force_multi", "save_pid", "ssh_port", "l", "label", "u", "unbuffered"),
         *("v", "verbose", "q", "quiet", "mpi", "cpu_bind", "gpu_bind", "ntasks", "n", "nodes", "N"),
         *("ntasks_per_node", "nnodes", "num_nodes", "num_gpus", "nproc_per_node", "num_processes", "np", "c"),
+        *("exact", "overlap", "whole", "pty", "jobid"),
         *("job_name", "J", "output", "o", "error", "e", "open_mode", "allow_run_as_root", "bind_to_none"),
         *("num_cpu_threads_per_process", "no_wait", "requeue", "parsable", "wait_all_nodes", "kill_on_bad_exit", "K"),
     }
@@ -376,6 +935,7 @@ INSTEAD = {
     "nodelist": "orch picks the nodes",
     "w": "orch picks the nodes",
     "x": "orch picks the nodes; `orch nodes cordon` keeps one free",
+    "mpirun x": "env: NAME: value sets a variable, secrets: passes one of your environment",
     "partition": "queue: NAME, where queues divide your cluster",
     "p": "queue: NAME, where queues divide your cluster",
     "account": "labels: {account: NAME} keeps it for your own lists",
@@ -416,185 +976,20 @@ def remark(launcher: str, option: str, value: str) -> str | None:
     """Return the remark about an option that has no key; None where orch does by itself what it requests."""
     if option in NOT_NEEDED:
         return None
-    instead = INSTEAD.get(option, "")
+    instead = INSTEAD.get(f"{launcher} {option}", INSTEAD.get(option, ""))
     return f"{launcher} {shown(option, value)}: not carried over" + (f"; {instead}" if instead else "")
 
 
-ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
 _SLURM_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
-_REDIRECT = re.compile(r"\d*(?:>>|>|<)(?:&\d+)?|&>>?")
 _ELASTIC = re.compile(r"\{min: (\d+), max: (\d+)\}")
 _PLAIN = re.compile(r"(?!(?:y|n|yes|no|on|off|true|false|null)$)[a-z][a-z0-9-]*|\d+[dhms](?:\d+[hms])*|\d+[KMGT]iB")
-_WORD = re.compile(
-    r"""\d*(?:>>|>|<)&\d+ | &>>? | \d*(?:>>|>|<) | &&|\|\||[;|&\n]
-    | (?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|[^\s;|&<>'"\\]|['"\\])+""",
-    re.VERBOSE | re.DOTALL,
-)
-"""Redirections, operators, and words; a quotation mark that is not closed is a word of its own."""
-_QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""", re.DOTALL)
-_LITERAL = {ord(character): chr(0xDC00 + ord(character)) for character in "$`"}
-"""Stand-ins for characters that a shell would not act on: in single quotation marks, or after a backslash."""
-_OPERATORS = frozenset({"&&", "||", ";", "|", "&", "\n"})
 _NAME_LENGTH = 50
-_PREFIXES = frozenset({"nohup", "exec", "time", "command", "stdbuf", "env"})
 _LOCAL_RANK = frozenset({"deepspeed", "torch.distributed.launch"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Imported:
-    """The keys of job.yaml, nested as in the file, and a remark for each thing that has no key."""
-
-    job: dict[str, Any]
-    remarks: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchLine:
-    """A line without its launchers: one rank's command, keys of job.yaml, the line's variables, and remarks.
-
-    ``counted``: an option of a launcher gives the number of ranks.
-    """
-
-    words: tuple[str, ...]
-    keys: Mapping[str, str] = field(default_factory=dict)
-    env: Mapping[str, str] = field(default_factory=dict)
-    launched: bool = False
-    counted: bool = False
-    remarks: tuple[str, ...] = ()
-
-
-def import_line(line: str) -> Imported:
-    """Return the job that the line starts. Raises BadValueError for a line that starts none."""
-    found = read_line(line)
-    job: dict[str, Any] = {"version": 1, "name": name_for(found.words), "entrypoint": entrypoint_text(found.words)}
-    remarks = list(found.remarks) + shell_remarks(found.words)
-    if found.env:
-        job["env"] = dict(found.env)
-    set_keys(job, found.keys)
-    resources = job.setdefault("resources", {})
-    resources.setdefault("num_workers", 1)
-    resources.setdefault("resources_per_worker", {}).setdefault("gpu", 1)
-    parse_entrypoint(job["entrypoint"])
-    return Imported(job=job, remarks=tuple(remarks))
-
-
-def read_line(line: str, variables: Mapping[str, str] | None = None) -> LaunchLine:
-    """Parse a shell line, and replace the variables that have a value in ``variables``.
-
-    Raises:
-        BadValueError: unbalanced quotation marks, several commands, no command.
-
-    """
-    known = variables or {}
-    words, remarks = _one_command(_words(line))
-    env: dict[str, str] = {}
-    while words and (words[0] in _PREFIXES or ASSIGNMENT.fullmatch(words[0])):
-        match = ASSIGNMENT.fullmatch(words.pop(0))
-        if match is not None:
-            env[match[1]] = plain(expand(match[2], known))
-    if not words:
-        raise BadValueError(f"{quoted(line)} starts no command", "give the line that starts the training")
-    launched = without_launchers(recognize(tuple(expand(word, known) for word in words)))
-    if env.pop("CUDA_VISIBLE_DEVICES", None) is not None:
-        remarks.append("CUDA_VISIBLE_DEVICES: not carried over; orch picks the GPUs")
-    expanded = tuple(expand(word, known) for word in words)
-    if launched is None:
-        return LaunchLine(words=expanded, env=env, remarks=tuple(remarks))
-    for launcher, option, value in launched.options:
-        if (found := remark(launcher, option, value)) is not None:
-            remarks.append(found)
-    if _passes_local_rank(expanded, {option for _, option, _ in launched.options}):
-        remarks.append("the launcher passes --local-rank to the script, orch does not: read the variable LOCAL_RANK")
-    keys = {key: plain(text) for key, text in launched.keys}
-    if "max_duration" in keys:
-        keys["max_duration"] = slurm_time(keys["max_duration"])
-    return LaunchLine(
-        words=launched.words, keys=keys, env=env, launched=True, counted=launched.counted, remarks=tuple(remarks)
-    )
-
-
-def _words(line: str) -> list[str]:
-    """Return the words as written, quotation marks included; operators stand alone, a comment ends the line."""
-    found = [match[0] for match in _WORD.finditer(line.strip().replace("\\\n", " "))]
-    comment = next((position for position, word in enumerate(found) if word.startswith("#")), len(found))
-    try:
-        for word in found[:comment]:
-            shlex.split(word)
-    except ValueError as error:
-        raise BadValueError(f"{quoted(line)}: a quotation mark is not closed", "close it") from error
-    return found[:comment]
-
-
-def _one_command(raw: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words of the only command, without quotation marks, and remarks about what was left out."""
-    words: list[str] = []
-    remarks: list[str] = []
-    rest = list(raw)
-    while rest:
-        word = rest.pop(0)
-        if word in {"&", ";"} and not rest:
-            break  # orch runs everything in the background
-        if word == "|" and rest[:1] == ["tee"]:
-            remarks.append(f"| {' '.join(rest)}: left out; `orch logs` shows the output")
-            break
-        if word in _OPERATORS:
-            raise BadValueError(
-                f"{quoted(word)} joins several commands", "give the one that starts the training, or a script file"
-            )
-        if _REDIRECT.fullmatch(word):
-            target = rest.pop(0) if word[-1] in "<>" and rest else ""
-            remarks.append(f"{word}{target}: left out; `orch logs` shows the output")
-            continue
-        words += shlex.split(with_literals(word))
-    return words, remarks
-
-
-def with_literals(word: str) -> str:
-    """Return a word as written, with stand-ins for the characters that a shell would not act on; ``plain`` undoes it."""
-    return _QUOTED.sub(_literal, word)
-
-
-def _literal(part: re.Match[str]) -> str:
-    if part[0].startswith("'"):
-        return part[0].translate(_LITERAL)
-    return re.sub(r"\\([$`])", lambda match: match[1].translate(_LITERAL), part[0])
-
-
-def plain(word: str) -> str:
-    """Return the word with the characters that it has stand-ins for."""
-    return word.translate({ord(stand_in): character for character, stand_in in _LITERAL.items()})
 
 
 def _passes_local_rank(words: Sequence[str], options: set[str]) -> bool:
     named = {words[0].rpartition("/")[2], *(words[position + 1] for position, w in enumerate(words[:-1]) if w == "-m")}
     return bool(named & _LOCAL_RANK) and not options & {"use_env", "no_local_rank"}
-
-
-def expand(word: str, known: Mapping[str, str]) -> str:
-    """Replace the variables of the word that have a value in ``known``; others stay."""
-    return _VARIABLE.sub(lambda match: known.get(match[1] or match[2], match[0]), word)
-
-
-def entrypoint_text(words: Sequence[str]) -> str:
-    """Return the line for `entrypoint`; a command with variables left is run by a shell."""
-    if not any(_VARIABLE.search(word) for word in words):
-        return shlex.join(map(plain, words))
-    text = "exec " + " ".join(f'"{_escaped(w)}"' if _VARIABLE.search(w) else shlex.quote(plain(w)) for w in words)
-    return f"bash -c {shlex.quote(text)}"
-
-
-def _escaped(word: str) -> str:
-    return plain(re.sub(f'(["\\\\`{"".join(_LITERAL.values())}])', r"\\\1", word))
-
-
-def shell_remarks(words: Sequence[str]) -> list[str]:
-    """Return a remark where a shell must replace variables; an empty list otherwise."""
-    names = sorted({match[1] or match[2] for word in words for match in _VARIABLE.finditer(word)})
-    if not names:
-        return []
-    text = ", ".join(f"${name}" for name in names)
-    return [f"{text}: left to a shell on the rank's node, which starts slower; write the value, or set it in env:"]
 
 
 def set_keys(job: dict[str, Any], keys: Mapping[str, str]) -> None:
@@ -614,11 +1009,19 @@ def _value(text: str) -> Any:
 
 
 def slurm_time(text: str) -> str:
-    """Convert Slurm's ``days-hours:minutes:seconds`` to a duration of orch; return any other text unchanged."""
+    """Convert Slurm's ``days-hours:minutes:seconds`` to a duration of orch; the empty string means no limit.
+
+    Raises BadValueError for any other text.
+    """
+    if text.upper() in {"", "UNLIMITED", "INFINITE", "-1"}:
+        return ""
     match = _SLURM_TIME.fullmatch(text)
     if match is None:
-        return text
-    return format_duration(_span(match))
+        raise BadValueError(
+            f"{quoted(text)} is not a time of Slurm", "write 90 (minutes), 2:00:00, 1-12:00:00 or UNLIMITED"
+        )
+    span = _span(match)
+    return format_duration(span) if span else ""
 
 
 def _span(match: re.Match[str]) -> timedelta:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.api.errors import EXIT_OK, BadRequestError, RefusedError, invalid_spec
+from orchestrator.api.errors import EXIT_OK, BadRequestError, RefusedError
 from orchestrator.cli.app import COMPLETION_VARIABLE
 from orchestrator.cli.commands.shared import Json
 from orchestrator.cli.session import Session, print_json
@@ -136,7 +135,11 @@ def import_job(
     except BadValueError as error:
         raise BadRequestError(error.message, hint=error.hint) from error
     except SpecError as error:
-        raise invalid_spec(error) from error
+        first = error.problems[0]
+        raise BadRequestError(
+            f"no job can have this {first.path or 'text'}: {first.message}",
+            hint=first.hint or "change it in the line or script",
+        ) from error
     if json:
         print_json(session, {"job": found.job, "yaml": text, "remarks": list(found.remarks)})
         return EXIT_OK
@@ -164,13 +167,7 @@ def _read(words: list[str]) -> Imported:
                 f"{alone} not found in {os.getcwd()}", hint="name an existing script, or a launch line"
             )
         return import_line(line)
-    found = import_script(batch.script_text(batch.command or _script_text(batch.script)))
-    if not batch.arguments:
-        return found
-    left_out = (
-        f"{shlex.join(batch.arguments)}: arguments of {batch.script}, not carried over; write them into the entrypoint"
-    )
-    return replace(found, remarks=(*found.remarks, left_out))
+    return import_script(batch.command or _script_text(batch.script), batch)
 
 
 def _script_text(path: str) -> str:

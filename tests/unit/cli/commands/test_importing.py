@@ -44,12 +44,15 @@ def test_a_line_of_sbatch_is_its_script_with_the_options_of_the_line(
     orch: Orch, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(home)
-    (home / "x.sh").write_text("#!/bin/bash\n#SBATCH -n 2 -t 30\nsrun python train.py\n")
+    (home / "x.sh").write_text("#!/bin/bash\n#SBATCH -n 2 -t 30\nsrun python train.py --name $1\n")
     done = orch("import", "sbatch --parsable -n 4 --gpus-per-task 1 x.sh one")
     assert done.code == 0, done.err
     job = yaml.safe_load(done.out)
-    assert (job["entrypoint"], job["resources"]["num_workers"], job["max_duration"]) == ("python train.py", 4, "30m")
-    assert "note: one: arguments of x.sh, not carried over" in done.err
+    assert (job["entrypoint"], job["resources"]["num_workers"], job["max_duration"]) == (
+        "python train.py --name one",
+        4,
+        "30m",
+    )
     missing = orch("import", "sbatch none.sh")
     assert (missing.code, missing.out) == (2, "")
     assert "none.sh cannot be read" in missing.err
@@ -63,7 +66,7 @@ def test_a_file_that_is_not_there_is_no_command(orch: Orch, home: Path, monkeypa
 
 
 def test_what_cannot_be_imported(orch: Orch, home: Path) -> None:
-    refused = orch("import", "cd x && torchrun train.py")
+    refused = orch("import", "torchrun train.py | sort")
     assert (refused.code, refused.out) == (2, "")
     assert "next:" in refused.err
     (home / "binary").write_bytes(b"\0\1")

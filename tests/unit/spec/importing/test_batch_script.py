@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from orchestrator.spec.importing import import_script, job_text
+from orchestrator.spec.importing import Imported, import_line, import_script, job_text, read_sbatch
 from orchestrator.spec.job import parse_job
 from orchestrator.spec.problems import BadValueError
+
+PAGE = (Path(__file__).parents[4] / "docs" / "coming-from.md").read_text(encoding="utf-8")
+TABLE = PAGE.partition("## What `orch import` reads")[2].partition("|---|---|---|---|\n")[2]
+ROWS = [re.split(r"(?<!\\)\|", line.strip("| ")) for line in TABLE.splitlines() if line.startswith("| ")]
+ROWS = [[cell.strip() for cell in row] for row in ROWS]
 
 TWO_NODES = r"""#!/bin/bash
 #SBATCH --job-name=llama_ft
@@ -127,7 +134,9 @@ def test_what_is_not_carried_over_is_named(line: str, said: str) -> None:
     [
         (["#SBATCH -n 2", "echo hello"], "no line of the script"),
         (["srun python a.py", "srun python b.py"], "lines 2, 3"),
-        (["srun python a.py && echo done"], "joins several commands"),
+        (["srun python a.py || python b.py"], "joins several commands"),
+        (["srun python a.py | grep loss"], "joins several commands"),
+        (["cat list | python a.py"], "joins several commands"),
         ([], "no line of the script"),
     ],
 )
@@ -138,6 +147,51 @@ def test_scripts_without_one_training(lines: list[str], said: str) -> None:
 
 
 def test_a_variable_s_quoted_value_stays_quoted() -> None:
-    job = job_of(script("export PRICE='$5 a day'", "WHAT='$(touch x) $HOME'", 'python t.py "$WHAT" $PRICE'))
-    assert shlex.split(job["entrypoint"]) == ["python", "t.py", "$(touch x) $HOME", "$5 a day"]
+    job = job_of(script("export PRICE='$5 a day'", "WHAT='$(touch x) $HOME'", 'python t.py "$WHAT" "$PRICE" $PRICE'))
+    assert shlex.split(job["entrypoint"]) == ["python", "t.py", "$(touch x) $HOME", "$5 a day", "$5", "a", "day"]
     assert job["env"] == {"PRICE": "$5 a day"}
+
+
+def _cell(text: str) -> list[str]:
+    """Return the code spans of a cell of a table."""
+    spans = re.findall(r"``(?: )(.*?)(?: )``|`([^`]*)`", text)
+    return [(first or second).replace(r"\|", "|") for first, second in spans]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
+def test_a_row_of_the_table_of_idioms(row: list[str]) -> None:
+    _, cell, kind, result = row
+    lines = _cell(cell)
+    batch = read_sbatch(lines[0])
+
+    def read() -> Imported:
+        if batch is None and len(lines) == 1:
+            return import_line(lines[0])
+        return import_script("\n".join(lines[1:] if batch else lines), batch)
+
+    if kind == "refused":
+        with pytest.raises(BadValueError) as caught:
+            read()
+        assert caught.value.hint
+        text = str(caught.value)
+    else:
+        found = read()
+        parse_job(job_text(found.job))
+        assert kind == ("noted" if found.remarks else "translated")
+        text = "\n".join((job_text(found.job), *found.remarks))
+    for part in _cell(result):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("X=a\n" + 'X="$X$X"\n' * 40 + "python t.py $X", "longer than 1 MiB"),
+        ("(" * 1000 + "python t.py", "nested too deeply"),
+        ("python t.py " + "$(" * 1000, "not closed"),
+        ("python t.py " + " ".join(f"$A{number}" for number in range(2000)), "different expansions"),
+    ],
+)
+def test_a_script_that_would_take_for_ever_is_refused(text: str, said: str) -> None:
+    with pytest.raises(BadValueError, match=said):
+        import_script(text)

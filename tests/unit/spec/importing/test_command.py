@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.spec.importing import import_line, job_text, slurm_time
+from orchestrator.spec.importing import import_line, import_script, job_text, slurm_time
 from orchestrator.spec.job import parse_job
 from orchestrator.spec.problems import BadValueError
 
@@ -86,7 +87,7 @@ def test_what_is_not_carried_over_is_named(line: str, said: list[str]) -> None:
 
 def test_variables_are_left_to_a_shell() -> None:
     assert job_of("python t.py --out $SCRATCH/x 'a b'")["entrypoint"] == (
-        """bash -c 'exec python t.py --out "$SCRATCH/x" '"'"'a b'"'"''"""
+        """bash -c 'exec python t.py --out $SCRATCH/x '"'"'a b'"'"''"""
     )
 
 
@@ -98,7 +99,7 @@ def test_variables_are_left_to_a_shell() -> None:
         ("torchrun --nproc_per_node 2 t.py --x='$(touch x)'", "python t.py '--x=$(touch x)'"),
         (
             "python t.py '$HOME `x`' \"don't $A isn't\" $B'$C `y`'",
-            """exec python t.py '$HOME `x`' "don't $A isn't" "$B\\$C \\`y\\`\"""",
+            """exec python t.py '$HOME `x`' 'don'"'"'t '"$A"' isn'"'"'t' $B'$C `y`'""",
         ),
     ],
 )
@@ -108,9 +109,42 @@ def test_what_is_quoted_stays_quoted(line: str, entrypoint: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        """python t.py $A "$A" pre$A"post" ${A}b "$A"b '$A' \\$A "it's $A" """,
+        "python t.py *.bin '*.bin' ~/x a=~/y {1,2} [x] $(echo a  b) \"$(echo a  b)\" `echo q`",
+        "V='1  2 *'\npython t.py $V \"$V\" ${V%\\*} ${#V}",
+        "R=(a 'b c' '*')\nR+=(z)\npython t.py \"${R[@]}\" ${R[@]} $R \"${R[1]}\"",
+        "export X=\"$A/$HOME\"\npython t.py ${Z:-d $A} \"${Z-$A}\" ${Z:+n} $((1+2*3)) $((7/2)) '' $'a\\tb'",
+        "C='python t.py --x \"a b\" *'\n$C",
+        "C='python t.py --x \"a b\"'\neval $C",
+        "bash -c \"python t.py '$A' \\$A\"",
+        'B=$A\npython t.py $B "$B" x$B',
+        'X=$A Y=2 python t.py \'a\\b\' "a\\b" "a\\\\b" a\\ b',
+    ],
+)
+def test_the_script_gets_the_words_that_bash_would_give_it(line: str, tmp_path: Path) -> None:
+    (tmp_path / "python").write_text('#!/bin/bash\nprintf "[%s]" "$@" "X=$X"\n')
+    (tmp_path / "python").chmod(0o755)
+    for name in ("a.bin", "b.bin"):
+        (tmp_path / name).touch()
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/h", "A": "x y"}
+    job = import_script(line).job
+
+    def words_of(command: list[str], extra: dict[str, str]) -> str:
+        done = subprocess.run(command, env={**env, **extra}, cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    wanted = words_of(["bash", "-c", line], {})
+    assert wanted.startswith("[t.py]")
+    assert words_of(shlex.split(job["entrypoint"]), job.get("env", {})) == wanted
+
+
+@pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("cd x && torchrun t.py", "joins several commands"),
+        ("torchrun t.py || torchrun u.py", "joins several commands"),
+        ("torchrun --nproc_per_node=2 t.py --x $(date", "not closed"),
         ("torchrun t.py 'a", "not closed"),
         ("A=1", "starts no command"),
         ("python", "nothing to run"),
@@ -132,11 +166,21 @@ def test_lines_that_start_no_job(line: str, said: str) -> None:
         ("1-0", "1d"),
         ("2-03:04", "2d3h4m"),
         ("1-00:00:10", "1d10s"),
-        ("soon", "soon"),
+        ("0", ""),
+        ("0:00:00", ""),
+        ("UNLIMITED", ""),
+        ("infinite", ""),
+        ("-1", ""),
     ],
 )
 def test_times_of_slurm(slurm: str, ours: str) -> None:
     assert slurm_time(slurm) == ours
+
+
+@pytest.mark.parametrize("text", ["soon", "$TIME", "1h"])
+def test_what_is_no_time_of_slurm(text: str) -> None:
+    with pytest.raises(BadValueError, match="is not a time of Slurm"):
+        slurm_time(text)
 
 
 @given(st.lists(st.text(min_size=1, max_size=8), max_size=4))

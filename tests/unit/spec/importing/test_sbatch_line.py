@@ -32,7 +32,7 @@ def test_options_end_at_the_script(line: str, directive: str, script: str, argum
 def test_a_wrapped_command_is_a_script_of_one_line(wrap: str) -> None:
     found = read_sbatch(f"sbatch -n 2 --gpus-per-task=1 {wrap}")
     assert found is not None
-    job = import_script(found.script_text(found.command)).job
+    job = import_script(found.command, found).job
     assert job["entrypoint"] == "python train.py"
     assert job["resources"] == {"num_workers": 2, "resources_per_worker": {"gpu": 1}}
 
@@ -40,8 +40,14 @@ def test_a_wrapped_command_is_a_script_of_one_line(wrap: str) -> None:
 def test_options_of_the_line_go_before_those_of_the_script() -> None:
     found = read_sbatch("sbatch --ntasks=8 x.sh")
     assert found is not None
-    text = found.script_text("#!/bin/bash\n#SBATCH -n 2\nsrun python train.py\n")
-    assert import_script(text).job["resources"]["num_workers"] == 8
+    job = import_script("#!/bin/bash\n#SBATCH -n 2\nsrun python train.py\n", found).job
+    assert job["resources"]["num_workers"] == 8
+
+
+def test_arguments_of_the_line_are_those_of_the_script() -> None:
+    found = read_sbatch("sbatch x.sh --lr 'a b'")
+    job = import_script('python train.py --config ${3:-c.yaml} $# "$@" $2\n', found).job
+    assert job["entrypoint"] == "python train.py --config c.yaml 2 --lr 'a b' a b"
 
 
 @pytest.mark.parametrize("line", ["torchrun train.py", "python sbatch", "", "sbatch 'x"])
