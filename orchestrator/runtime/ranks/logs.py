@@ -98,7 +98,10 @@ class _Unfinished:
 
 
 class LogWriter:
-    """Splits output into lines, masks secrets, adds time stamps, rotates. Not thread-safe: one event loop owns it."""
+    """Splits output into lines, masks secrets, adds time stamps, rotates. Not thread-safe: one event loop owns it.
+
+    ``drawn_seconds``: time between two versions of a drawn line.
+    """
 
     def __init__(
         self,
@@ -107,8 +110,10 @@ class LogWriter:
         masker: Masker | None = None,
         limits: LogLimits | None = None,
         listener: Callable[[str], None] | None = None,
+        drawn_seconds: float = DRAWN_SECONDS,
     ) -> None:
         self._path = path
+        self._drawn_seconds, self._quiet_seconds = drawn_seconds, min(QUIET_SECONDS, drawn_seconds)
         self._limits = limits or LogLimits()
         self._masker = masker or Masker(())
         self._streams = {"o": _Unfinished(), "e": _Unfinished()}
@@ -225,11 +230,11 @@ class LogWriter:
     def _unfinished(self, stream: str, state: _Unfinished, at: float) -> bytes:
         out = self._block(stream, state, at)
         if not _is_drawn(state.line):
-            is_due = state.line and at - state.began >= DRAWN_SECONDS
+            is_due = state.line and at - state.began >= self._drawn_seconds
             return out + self._part(stream, state, state.line, at) if is_due else out
         line = self._masker.data(state.line)
         line = line[: len(line) - self._masker.beginning(line)]
-        if at - state.newest < QUIET_SECONDS:
+        if at - state.newest < self._quiet_seconds:
             line = _REDRAW.split(line)[0]
         text = _last_version(line)
         if not text or text == state.shown:

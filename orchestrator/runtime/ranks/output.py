@@ -424,10 +424,20 @@ class RankOutput:
     """
 
     def __init__(
-        self, path: Path, *, masker: Masker, limits: LogLimits, progress_pattern: str, previous_step: int
+        self,
+        path: Path,
+        *,
+        masker: Masker,
+        limits: LogLimits,
+        progress_pattern: str,
+        previous_step: int,
+        drawn_seconds: float = DRAWN_SECONDS,
     ) -> None:
         self._progress = LogProgress(progress_pattern, previous_step, lambda line: self.note([line]))
-        self._log: LogWriter | None = LogWriter(path, masker=masker, limits=limits, listener=self._progress.feed)
+        self._drawn_seconds = drawn_seconds
+        self._log: LogWriter | None = LogWriter(
+            path, masker=masker, limits=limits, listener=self._progress.feed, drawn_seconds=drawn_seconds
+        )
         self._pipes: dict[int, str] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._shown: Callable[[bytes], None] | None = None
@@ -516,7 +526,7 @@ class RankOutput:
 
     def _wait_for_unfinished(self) -> None:
         if self._timer is None and self._log is not None and self._log.is_unfinished:
-            self._timer = asyncio.get_running_loop().call_later(DRAWN_SECONDS, self._write_unfinished)
+            self._timer = asyncio.get_running_loop().call_later(self._drawn_seconds, self._write_unfinished)
 
     def _write_unfinished(self) -> None:
         self._timer = None

@@ -8,10 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from orchestrator.runtime.forkserver.masking import Masker
-from orchestrator.runtime.ranks import logs, output
 from orchestrator.runtime.ranks.logs import LogLimits, log_path
 from orchestrator.runtime.ranks.output import LogProgress, RankOutput
 from orchestrator.train.script.progress_reading import CheckpointFacts, ProgressSnapshot
@@ -130,15 +127,14 @@ def test_a_number_that_no_counter_reaches_is_no_step() -> None:
 
 
 def test_a_bar_without_a_line_break_is_in_the_log_and_its_step_is_shown_while_the_rank_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(output, "DRAWN_SECONDS", 0.01)
-    monkeypatch.setattr(logs, "QUIET_SECONDS", 0.01)
-
     async def story() -> None:
         read_end, write_end = os.pipe2(os.O_NONBLOCK)
         path = log_path(tmp_path, 1, 0)
-        found = RankOutput(path, masker=Masker(()), limits=LogLimits(), progress_pattern="", previous_step=0)
+        found = RankOutput(
+            path, masker=Masker(()), limits=LogLimits(), progress_pattern="", previous_step=0, drawn_seconds=0.01
+        )
         found.listen(read_end)
         for step in (24, 25):
             os.write(write_end, f"\rTraining:  41%|####      | {step}/60 [00:25<00:35,  1.00s/it]".encode())
