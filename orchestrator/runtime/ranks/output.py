@@ -212,9 +212,12 @@ class LogProgress:
         warn: Callable[[str], None],
         *,
         deadline_seconds: float = DEADLINE_SECONDS,
+        batch_seconds: float = BATCH_SECONDS,
         search_program: str = _STEP_SEARCH,
     ) -> None:
         self._search_program = search_program
+        self._batch_seconds = batch_seconds
+        self._closing = asyncio.Event()
         self._deadline_seconds = deadline_seconds
         self._pattern = pattern
         self._previous = previous_step
@@ -256,11 +259,18 @@ class LogProgress:
         )
 
     async def close(self) -> None:
-        """End the search after the lines added so far."""
+        """End the search after the lines added so far, without a pause: the rank's next attempt waits for this."""
+        self._closing.set()
         if self._task is not None:
             await self._task
         self._given_up = True
         await self._end()
+
+    async def _pause(self) -> None:
+        """Let lines gather, so that they are searched together."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._batch_seconds):
+                await self._closing.wait()
 
     async def _search(self) -> None:
         while self._lines and not self._given_up:
@@ -268,7 +278,7 @@ class LogProgress:
             self._lines.clear()
             if not self._pattern:
                 self._recognise(batch)
-                await asyncio.sleep(BATCH_SECONDS)
+                await self._pause()
                 continue
             try:
                 async with asyncio.timeout(self._deadline_seconds):
@@ -282,7 +292,7 @@ class LogProgress:
             else:
                 if found is not None:
                     self._take(*found)
-                await asyncio.sleep(BATCH_SECONDS)
+                await self._pause()
 
     def _recognise(self, batch: list[str]) -> None:
         """Take the newest known line; skip a bar or counter of another kind than the first: it belongs to an evaluation."""

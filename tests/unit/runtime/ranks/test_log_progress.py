@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from orchestrator.runtime.forkserver.masking import Masker
 from orchestrator.runtime.ranks.logs import LogLimits, log_path
 from orchestrator.runtime.ranks.output import LogProgress, RankOutput
@@ -124,6 +126,21 @@ def test_a_number_that_no_counter_reaches_is_no_step() -> None:
         found.feed("step " + "9" * 900)
 
     assert run(r"step (\d+)", story) == []
+
+
+@pytest.mark.parametrize("pattern", ["", r"step (\d+)"])
+def test_the_end_of_a_rank_waits_for_no_more_lines(pattern: str) -> None:
+    """With a pause of an hour between two searches, only a pause that the end cuts short lets this end."""
+
+    async def story() -> None:
+        found = LogProgress(pattern, 0, lambda _: None, batch_seconds=3600.0)
+        found.feed("step 5 loss 0.1")
+        await until(lambda: found.over(BLANK).step == 5)
+        found.feed("step 6 loss 0.1")
+        await found.close()
+        assert found.over(BLANK).step == 6
+
+    asyncio.run(story())
 
 
 def test_a_bar_without_a_line_break_is_in_the_log_and_its_step_is_shown_while_the_rank_runs(
