@@ -1,8 +1,9 @@
-"""Calls of orch's own actors: Ray carries bytes, and nothing that an actor answers is unpickled.
+"""Calls of orch's own actors: Ray carries bytes, and nothing of what these actors answer is pickled.
 
-A method that is marked with ``called`` is a message: its parameters and its result are msgpack by its annotations, and whoever receives
-one decodes it, which checks types, ranges and lengths (``core/codec.py``). An error is a message as well. Ray passes ``bytes`` on as
-they are, where it would pickle any other object, and every exception.
+A method that is marked with ``called`` is a message: its parameters and its result are msgpack by its annotations. The receiver of one
+decodes it, which checks types, ranges and lengths (``core/codec.py``). An error is a message as well. Ray passes ``bytes`` on as they are,
+where it would pickle any other object, and every exception. A process that replaces an actor's code can still send a pickled answer, which
+Ray unpickles before orch sees it: Ray has no option to refuse one (docs/security.md).
 """
 
 from __future__ import annotations

@@ -231,7 +231,7 @@ class OrchProtocol(H11Protocol):
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         """Pass the connection to the protocol of sessions, which calls ``release``; no further request is expected."""
         self._set_deadline(None)
-        self.ws_protocol_class = functools.partial(WebSocketSession, release=self.release)  # type: ignore[assignment]
+        self.ws_protocol_class = functools.partial(WebSocketSession, release=self.release)  # type: ignore[assignment]  # uvicorn declares a class
         super().handle_websocket_upgrade(event)
 
     def _watch(self) -> None:

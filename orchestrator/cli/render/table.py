@@ -46,7 +46,7 @@ class Column(NamedTuple, Generic[Item]):
     styles: Styles = ()
 
     def cell(self, item: Item) -> Cell:
-        """Return the item's cell, on one line and without control characters, whoever wrote the text."""
+        """Return the item's cell, on one line and without control characters, which a text of another user may have."""
         value = self.value(item)
         text, styles = value if isinstance(value, Cell) else ("" if value is None else str(value), self.styles)
         return Cell(clean(text), styles)

@@ -576,8 +576,8 @@ def _take_modules(modules: Sequence[Path], settings: Settings, new_id: str, unde
 
 def probe(checked: Checked, prerequisites: tuple[Prerequisite, ...] = ()) -> Job:
     """Return the record that the submission would create, to compute where it would be placed."""
-    nobody = {"user": "", "uid": 0, "idempotency_key": "", "path": "", "work_dir": "", "snapshot": ""}
-    return submitted(_event(checked, "probe-aaaaaa", time.time(), **nobody, prerequisites=prerequisites), 2**62)
+    unnamed = {"user": "", "uid": 0, "idempotency_key": "", "path": "", "work_dir": "", "snapshot": ""}
+    return submitted(_event(checked, "probe-aaaaaa", time.time(), **unnamed, prerequisites=prerequisites), 2**62)
 
 
 def _take_modules_again(job: Job, settings: Settings, new_id: str, under_way: UnderWay) -> None:
